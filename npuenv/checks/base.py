@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -150,9 +151,11 @@ class Check:
     is_about_cards: bool = False  # skipped for cpu, and if there is no sign of a card
     level: int = 0  # the level from which its facts are collected
     required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
+    is_between_nodes: bool = False  # skipped unless the session's variables name several nodes
 
 
 card_check = functools.partial(Check, is_about_cards=True)
+nodes_check = functools.partial(Check, is_between_nodes=True)
 
 
 def message(name: str, /, **args: object) -> Message:
@@ -191,6 +194,11 @@ def given(
     return decorate
 
 
+def numbers_in(text: str) -> tuple[int, ...]:
+    """ "25.0.rc1" -> (25, 0, 1)."""
+    return tuple(map(int, re.findall(r"[0-9]+", text)))
+
+
 def of_variable(name: str, stem: str, *, unset: str = "") -> Callable[[_OfText], Callable[[Context], CheckResult]]:
     """Decorates a check of one variable: the function gets its value, and may leave to this what most results share.
 
@@ -202,9 +210,11 @@ def of_variable(name: str, stem: str, *, unset: str = "") -> Callable[[_OfText],
         @functools.wraps(judge)
         def check(context: Context) -> CheckResult:
             value = context.setting(name)
-            found = judge(context, value) if value else ok(unset) if unset else None
-            if found is None or not value:
-                return found or ok(f"{stem}-ok")
+            if unset and not value:
+                return ok(unset)
+            found = judge(context, value) if value else None
+            if found is None:
+                return ok(f"{stem}-ok")
             fix = found.fix or (fix_for(stem, ("unset", name)) if found.status in PROBLEMS else None)
             return CheckResult(found.status, found.says, fix, found.evidence or (context.line(name),))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
+from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, numbers_in, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.machine.session import line_of
 from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
@@ -72,7 +72,7 @@ def _glibc(context: Context) -> CheckResult:
 
 
 def _is_old_glibc(version: str) -> bool:
-    return tuple(int(word) for word in version.split(".")[:2]) < _GLIBC
+    return numbers_in(version)[:2] < _GLIBC
 
 
 def _shm(context: Context) -> CheckResult:

@@ -12,9 +12,8 @@ from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisf
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
-    from npuenv.core.finding import Fix
     from npuenv.facts.ray.session import RaySession
-    from npuenv.facts.ray.status import Demand, StatusTrouble, UnsatisfiableDemand
+    from npuenv.facts.ray.status import Demand, UnsatisfiableDemand
 
 _FALSE_VALUES = ("0", "false", "no", "off")
 # /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.
@@ -23,6 +22,10 @@ _FULL = 0.95  # Ray's local_fs_capacity_threshold: above it no object is written
 _TMP_GOOD_KIB = 2 << 20  # below this `machine.tmp` reports it
 _CPUS_OF_VERL = 3.0  # a bundle of verl from 0.6 on; up to 0.5 it is 1, from 0.9 on it can be set
 _SERVERS = ("raylet", "gcs_server")
+_COMMANDS = {
+    StatusRefusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
+    StatusRefusal.VERSION: (("ray", "--version"), ("python", "--version")),
+}
 
 
 def _chips(context: Context) -> int:
@@ -37,8 +40,6 @@ def _chips(context: Context) -> int:
 
 def _status(context: Context) -> ClusterStatus | None:
     value = context.facts.ray.status.value
-    if value is None:
-        return None
     return value if isinstance(value, ClusterStatus) else None
 
 
@@ -70,25 +71,15 @@ def _answers(context: Context) -> CheckResult:
         return skip("ray.no-address")
     if isinstance(value, ClusterStatus):
         return ok("ray.answers-ok", nodes=_nodes(value))
-    if (
-        value.kind in (StatusRefusal.TIMEOUT, StatusRefusal.UNREACHABLE, StatusRefusal.NO_CLUSTER)
-        and _runs_here(context) is False
-    ):
+    is_silent = value.kind in (StatusRefusal.TIMEOUT, StatusRefusal.UNREACHABLE, StatusRefusal.NO_CLUSTER)
+    if is_silent and _runs_here(context) is False:
         return skip("ray.because-address")
-    address = context.facts.ray.address.value or "-"
-    return fail(f"ray.refused-{value.kind.value}", fix=_fix(value), address=address, line=value.line)
+    name, address = f"ray.refused-{value.kind.value}", context.facts.ray.address.value or "-"
+    return fail(name, fix=fix_for(name, *_COMMANDS.get(value.kind, ())), address=address, line=value.line)
 
 
 def _nodes(status: ClusterStatus) -> int | str:
     return "?" if status.nodes is None else status.nodes
-
-
-def _fix(trouble: StatusTrouble) -> Fix:
-    commands = {
-        StatusRefusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
-        StatusRefusal.VERSION: (("ray", "--version"), ("python", "--version")),
-    }
-    return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
 @given(_status, "ray.no-status")
@@ -150,7 +141,9 @@ def _demands(context: Context, status: ClusterStatus) -> CheckResult:
         line = Evidence(context.facts.ray.status.evidence[0].command, idle.line)
         fix = fix_for("ray.demand-idle", ("ray", "list", "nodes"))
         return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=fix, demand=idle.line)
-    if not status.has_all_demands or not all(_can_tell(demand, status) for demand in status.demands):
+    # Without these totals nothing is known; Ray hides the names that it adds by itself.
+    names = {name for demand in status.demands for name in demand.names if ":" not in name}
+    if not status.has_all_demands or any(status.total(name) is None for name in names):
         return unknown("ray.demands-unknown")
     return ok("ray.demands-ok", count=len(status.demands))
 
@@ -165,11 +158,6 @@ def _fits_now(demand: Demand, status: ClusterStatus) -> bool:
         return False
     free = {name: item.total - item.used for name, item in rows.items()}
     return all(demand.of(name) <= free.get(name, 0.0) + 1e-6 for name in demand.names)
-
-
-def _can_tell(demand: Demand, status: ClusterStatus) -> bool:
-    """Whether the cluster reports totals of all demanded resources; Ray hides the names that it adds by itself."""
-    return all(":" in name or status.total(name) is not None for name in demand.names)
 
 
 def _never(context: Context, demand: Demand, status: ClusterStatus) -> UnsatisfiableDemand | None:
@@ -205,22 +193,16 @@ def _cpus(context: Context) -> CheckResult:
             cpus, chips, evidence = status.total("CPU"), int(npus), facts.ray.status.evidence[:1]
         if npus is None or (npus and cpus is None):
             return unknown("ray.resource-unknown", *facts.ray.status.evidence[:1], name="CPU" if npus else "NPU")
-    python = facts.python.interpreter.value
     if cpus is None or not chips:
         return skip("no-nodes")
-    verl = python.distributions.get("verl") if python else None
-    needs = _CPUS_OF_VERL if _takes_three(verl, context.framework) else 1.0
+    verl = context.version("verl")  # a custom version is inconclusive
+    takes_three = context.framework == "verl" if verl is None else accepts(">=0.6,<0.9", verl) is True
+    needs = _CPUS_OF_VERL if takes_three else 1.0
     if cpus >= chips * needs:
         return ok("ray.cpus-ok", *evidence, cpus=f"{cpus:g}")
     good, each = f"{chips * needs:g}", f"{needs:g}"
     fix = fix_for("ray.cpus", good=good)
     return warn("ray.cpus-warn", *evidence, fix=fix, cpus=f"{cpus:g}", chips=chips, good=good, each=each)
-
-
-def _takes_three(verl: str | None, framework: str | None) -> bool:
-    if verl is None:
-        return framework == "verl"
-    return accepts(">=0.6,<0.9", verl) is True  # a custom version is inconclusive
 
 
 @given(lambda context: context.facts.ray.session.value, "ray.no-session")
@@ -239,9 +221,8 @@ def _length(context: Context) -> CheckResult:
     folder = f"{environ[name].rstrip('/')}/ray"
     if len(folder.encode()) <= _FOLDER_AT_MOST:
         return ok("ray.length-ok", path=folder)
-    line = Evidence("environment", f"{name}={environ[name]}")
-    fix = fix_for("ray.length", ("export", "RAY_TMPDIR=/tmp"))
-    return fail("ray.length-fail", line, fix=fix, path=folder, length=len(folder.encode()), most=_FOLDER_AT_MOST)
+    fix, length = fix_for("ray.length", ("export", "RAY_TMPDIR=/tmp")), len(folder.encode())
+    return fail("ray.length-fail", context.line(name), fix=fix, path=folder, length=length, most=_FOLDER_AT_MOST)
 
 
 def _disk(context: Context) -> CheckResult:
@@ -264,13 +245,12 @@ def _noset(context: Context) -> CheckResult:
     value = context.environment.get(NOSET)
     if value is None:
         return ok("ray.noset-unset")
-    line = Evidence("environment", f"{NOSET}={value}")
-    ray = context.version("ray")
-    if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
-        fix = fix_for("ray.noset", ("unset", NOSET))
+    line, ray, fix = context.line(NOSET), context.version("ray"), fix_for("ray.noset", ("unset", NOSET))
+    is_false = value.lower() in _FALSE_VALUES
+    if is_false and ray is not None and accepts("<=2.41.0", ray):
         return warn("ray.noset-word", line, fix=fix, name=NOSET, value=value, ray=ray)
-    if value and value.lower() not in _FALSE_VALUES and context.framework == "vllm-ascend":
-        return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", NOSET)), name=NOSET, value=value)
+    if value and not is_false and context.framework == "vllm-ascend":
+        return warn("ray.noset-on", line, fix=fix, name=NOSET, value=value)
     return ok("ray.noset-ok", line, name=NOSET, value=value)
 
 

@@ -166,6 +166,8 @@ def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]
         return skip("skip-no-card")
     if level < check.level:
         return skip("skip-level", level=check.level)
+    if check.is_between_nodes and not context.spans_nodes:
+        return skip("network.one-node")
     facts = [context.facts.at(name) for name in check.reads]
     left_out = [fact for fact in facts if not was_asked(fact)]
     if left_out:

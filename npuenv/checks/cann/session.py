@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.python.installed import accepts
+from npuenv.checks.python.installed import accepts, lines
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.toolkit import CannPath, Installs, Nnal
+    from npuenv.facts.cann.toolkit import CannFolder, CannPath, Installs, Nnal
 
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -41,18 +40,8 @@ def _entries(context: Context) -> tuple[CannPath, ...]:
     return context.facts.cann.entries.value or ()
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenLink:
-    """A dangling link to CANN, and the newest install beside it."""
-
-    path: str
-    root: str
-    version: str
-    fix: Fix
-
-
-def broken_link(context: Context) -> BrokenLink | None:
-    """The first dangling link with an install in its own folder; None if there is none."""
+def broken_link(context: Context) -> tuple[str, CannFolder, Fix] | None:
+    """The first dangling link with an install in its own folder, and the newest one there; None if there is none."""
     installs = context.facts.cann.installs.value
     if installs is None:
         return None
@@ -61,8 +50,7 @@ def broken_link(context: Context) -> BrokenLink | None:
         if beside:
             # Names that are not releases come before all releases.
             newest = max(beside, key=lambda item: release_of(item.version) or versions.cann("0.0.0"))
-            fix = fix_for("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
-            return BrokenLink(path, newest.root, newest.version, fix)
+            return path, newest, fix_for("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
     return None
 
 
@@ -76,15 +64,14 @@ def _links(context: Context, found: Installs) -> CheckResult:
     """Installs side by side, and whether the links all lead to one of them."""
     if found.mixed:
         link, homes = next(iter(sorted(found.mixed.items())))
-        lines = (Evidence(link, home) for home in homes)
-        return warn("cann.links-mixed", *lines, fix="cann.links", link=link, homes=homes)
+        shown = (Evidence(link, home) for home in homes)
+        return warn("cann.links-mixed", *shown, fix="cann.links", link=link, homes=homes)
     if found.dangling:
         broken = broken_link(context)
         if broken is not None and context.cann is None and context.facts.cann.closed.value is None:
             return skip("because", cause="cann.found")  # which names the link and has the same fix
-        lines = (Evidence(link, "leads nowhere") for link in found.dangling)
-        fix = broken.fix if broken is not None else fix_for("cann.links")
-        return warn("cann.links-dangling", *lines, fix=fix, links=found.dangling)
+        shown = (Evidence(link, "leads nowhere") for link in found.dangling)
+        return warn("cann.links-dangling", *shown, fix=broken[2] if broken else "cann.links", links=found.dangling)
     if not found.found:
         return skip("no-cann")
     return ok("cann.links-ok", installs=tuple(item.root for item in found.found))
@@ -99,12 +86,12 @@ def _one_version(context: Context) -> CheckResult:
     others = [item for item in entries if item.real and item.real != own and item.is_there]
     if not others:
         return ok("cann.one-version-ok", root=own)
-    fix, shown = fix_for("cann.fresh", *_own_script(context).commands), others[0]
-    lines = tuple(Evidence("environment", f"{item.variable}: {item.path}") for item in others)
-    says = {"variable": shown.variable, "other": shown.real, "own": own}
+    fix, first = fix_for("cann.fresh", *_own_script(context).commands), others[0]
+    shown = tuple(Evidence("environment", f"{item.variable}: {item.path}") for item in others)
+    says = {"variable": first.variable, "other": first.real, "own": own}
     if any(item.variable not in _LISTS or _comes_first(item, entries, own) for item in others):
-        return fail("cann.one-version-first", *lines, fix=fix, **says)
-    return warn("cann.one-version-behind", *lines, fix=fix, **says)
+        return fail("cann.one-version-first", *shown, fix=fix, **says)
+    return warn("cann.one-version-behind", *shown, fix=fix, **says)
 
 
 def _comes_first(entry: CannPath, entries: tuple[CannPath, ...], own: str) -> bool:
@@ -125,8 +112,8 @@ def _gone(context: Context) -> CheckResult:
     if not gone:
         return ok("cann.gone-ok")
     homes = tuple(dict.fromkeys(item.home for item in gone))
-    lines = (Evidence("environment", f"{item.variable}: {item.path}") for item in gone)
-    return warn("cann.gone-warn", *lines, fix=fix_for("cann.fresh", *_own_script(context).commands), homes=homes)
+    shown = (Evidence("environment", f"{item.variable}: {item.path}") for item in gone)
+    return warn("cann.gone-warn", *shown, fix=fix_for("cann.fresh", *_own_script(context).commands), homes=homes)
 
 
 def _stand_ins(context: Context) -> CheckResult:
@@ -153,17 +140,14 @@ def _python_path(context: Context) -> CheckResult:
 
 def _python_packages(context: Context) -> CheckResult:
     """The imports of CANN's operator compiler: without them the first compiled operator fails with 500001."""
-    have = context.installed
     python = context.python
-    if "torch-npu" not in have or python is None:
+    if python is None or "torch-npu" not in python.distributions:
         return skip("no-torch-npu")
-    missing = tuple(name for name in _IMPORTS if name not in have)
+    missing = tuple(name for name in _IMPORTS if name not in python.distributions)
     if not missing:
         return ok("cann.packages-ok")
-    where = f"{python.executable} (inventory)"
     fix = fix_for("cann.packages", (python.executable, "-m", "pip", "install", *missing))
-    lines = (Evidence(where, f"{name} not installed") for name in missing)
-    return warn("cann.packages-missing", *lines, fix=fix, names=missing)
+    return warn("cann.packages-missing", *lines(context, *missing), fix=fix, names=missing)
 
 
 def _gcc(context: Context) -> CheckResult:
@@ -241,8 +225,8 @@ def _sourced(context: Context) -> CheckResult:
         shown = context.line("LD_LIBRARY_PATH")
         return warn("cann.nnal-sourced-mixed", shown, fix="cann.nnal-mixed", first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
-        lines = (context.line("ATB_HOME_PATH"), context.line("LD_LIBRARY_PATH"))
-        return warn("cann.nnal-sourced-split", *lines, fix="cann.nnal-mixed", home=atb.abi, first=kinds[0])
+        both = (context.line("ATB_HOME_PATH"), context.line("LD_LIBRARY_PATH"))
+        return warn("cann.nnal-sourced-split", *both, fix="cann.nnal-mixed", home=atb.abi, first=kinds[0])
     if path and not kinds and f"{context.setting('ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
         return warn("cann.nnal-sourced-half", context.line("LD_LIBRARY_PATH"), fix=fix)
     return ok("cann.nnal-sourced-ok", context.line("ATB_HOME_PATH"))
@@ -274,9 +258,9 @@ def why_unloadable(context: Context) -> str | None:
 def _abi(context: Context) -> CheckResult:
     """The ABI at the end of ATB_HOME_PATH, chosen when it was sourced, against that of torch."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
-    lines = context.facts.cann.torch_abi.evidence
+    stated = context.facts.cann.torch_abi.evidence
     if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := context.installed.get("torch", "")):
-        torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
+        torch, stated = "1", (Evidence("python (inventory)", f"torch {version}"),)
     if atb is None or not atb.abi or torch is None:
         return skip("cann.nnal-abi-skip")
     loaded = [*_kinds(context), atb.abi][0]
@@ -286,7 +270,7 @@ def _abi(context: Context) -> CheckResult:
     script = _script(nnal) if nnal else "nnal/atb/set_env.sh"
     fix = fix_for("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
     shown = context.line("ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
-    return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
+    return fail("cann.nnal-abi-fail", shown, *stated, fix=fix, atb=loaded, torch=torch)
 
 
 _ABI = "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on"

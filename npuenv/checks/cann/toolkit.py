@@ -158,8 +158,9 @@ def _found(context: Context) -> CheckResult:
         return _shut(context)
     if fact.state is State.UNKNOWN:
         return unknown("unknown-input", *lines, facts=("cann.toolkit",))
-    if cann is None and (link := cann_session.broken_link(context)) is not None:
-        return fail("cann.cann-found-link", *lines, fix=link.fix, link=link.path, root=link.root, version=link.version)
+    if cann is None and (broken := cann_session.broken_link(context)) is not None:
+        link, newest, fix = broken
+        return fail("cann.cann-found-link", *lines, fix=fix, link=link, root=newest.root, version=newest.version)
     if cann is None:
         return fail("cann.cann-found-fail", *lines, fix=fix_for("cann.cann-install", resolve_here(context)))
     says = {"version": cann.version, "root": cann.root}

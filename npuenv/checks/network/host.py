@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import Check, card_check, fail, fix_for, nodes_check, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import variable
 from npuenv.core.fact import Evidence, State
@@ -17,6 +17,7 @@ from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.services import host_of, is_loopback
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
     from npuenv.facts.network.interfaces import Listener
 
@@ -28,8 +29,6 @@ _GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # gcs_server is a program of its
 
 def _hostname(context: Context) -> CheckResult:
     """Gloo and Ray resolve the host's own name to an address that other nodes must be able to reach."""
-    if not context.spans_nodes:
-        return skip("network.one-node")
     found = context.facts.network.hostname
     if found.value is None:
         return unknown("network.hostname-unread", *found.evidence)
@@ -154,8 +153,6 @@ def _free_base(context: Context) -> int:
 
 def _ray_ports(context: Context) -> CheckResult:
     """The fixed ports of a Ray head, used by another program."""
-    if not context.spans_nodes:
-        return skip("network.one-node")
     found = context.facts.network.listeners
     foreign = foreign_on_ray_ports(context.facts)
     if found.value is None:
@@ -222,8 +219,6 @@ def is_excepted(name: str, excepted: str) -> bool:
 
 
 def _firewall(context: Context) -> CheckResult:
-    if not context.spans_nodes:
-        return skip("network.one-node")
     if context.in_container:
         return skip("network.firewall-host")
     found = context.facts.network.firewall
@@ -236,8 +231,6 @@ def _firewall(context: Context) -> CheckResult:
 
 
 def _clock(context: Context) -> CheckResult:
-    if not context.spans_nodes:
-        return skip("network.one-node")
     if context.in_container:
         return skip("network.clock-host")
     found = context.facts.network.clock
@@ -251,12 +244,12 @@ def _clock(context: Context) -> CheckResult:
 
 CHECKS = (
     *interfaces.CHECKS,
-    Check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
+    nodes_check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
     Check("network.master", ("network.master",), _NODES, _master),
     Check("network.master-port", (), _NODES, _master_port),
     card_check("network.hccl-ports", (), "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003", _hccl_ports),
-    Check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
+    nodes_check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
     Check("network.no-proxy", (), _NODES, _no_proxy),
-    Check("network.firewall", (), _NODES + ", trouble list", _firewall),
-    Check("network.clock", (), "hicann/hccl fault diagnosis: the first error in time", _clock),
+    nodes_check("network.firewall", (), _NODES + ", trouble list", _firewall),
+    nodes_check("network.clock", (), "hicann/hccl fault diagnosis: the first error in time", _clock),
 )

@@ -108,9 +108,8 @@ def _memory(context: Context, cards: tuple[Ecc, ...]) -> CheckResult:
         if counts:
             name = str(card.npu) if card.chip is None else f"{card.npu}.{card.chip}"
             bad[name] = counts
-            lines += [
-                Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
-            ]
+            asked = f"npu-smi info -t ecc -i {card.npu}"
+            lines += [Evidence(asked, f"{key}: {count}") for key, count in counts.items()]
     reported = warn("npu.cards-memory-warn", *lines, fix="npu.card-memory", cards=tuple(bad)) if bad else None
     return worst((reported, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
@@ -118,15 +117,12 @@ def _memory(context: Context, cards: tuple[Ecc, ...]) -> CheckResult:
 @given(lambda context: context.facts.npu.boards.value, "npu.not-told")
 def _alike(context: Context, boards: tuple[Board, ...]) -> CheckResult:
     """One driver and one firmware version on all cards of a host."""
-    outcomes = [
-        unread_of(context, "boards"),
-        *_several(context, boards, "firmware"),
-        *_several(context, boards, "driver"),
-    ]
+    differing = [each for name in ("firmware", "driver") for each in _several(context, boards, name)]
     first = next((board.firmware for board in boards if board.firmware), "")
     if not first and not any(board.driver for board in boards):
         return skip("npu.not-told")
-    return worst(outcomes, otherwise=ok("npu.cards-alike-ok", firmware=first or "-", count=len(boards)))
+    well = ok("npu.cards-alike-ok", firmware=first or "-", count=len(boards))
+    return worst((unread_of(context, "boards"), *differing), otherwise=well)
 
 
 def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[CheckResult | None]:

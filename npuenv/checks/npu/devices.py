@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.checks.base import CheckResult, Context
-    from npuenv.core.finding import Fix
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python.interpreter import DeviceRun, Devices
 
@@ -34,15 +33,12 @@ def _openable(context: Context) -> CheckResult:
     if not shut:
         return ok("npu.devices-openable-ok", count=len(nodes.cards))
     lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
-    fix = fix_for("npu.device-flags") if context.in_container else _join_group(context)
-    return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
-
-
-def _join_group(context: Context) -> Fix:
-    account = context.facts.machine.account.value
-    home = context.environment.get("HOME", "").rstrip("/")
+    account, home = context.facts.machine.account.value, context.environment.get("HOME", "").rstrip("/")
     user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
-    return fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+    fix = fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+    if context.in_container:
+        fix = fix_for("npu.device-flags")
+    return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
 
 
 def _managers(context: Context) -> CheckResult:
@@ -170,15 +166,12 @@ def _diagnosed(context: Context) -> CheckResult:
     if found is None:
         return skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
     bad = {item: word for item, word in found.items.items() if word in (*_GRAVE, *_LIGHT)}
-    lines = [
-        Evidence("ascend-dmi", f"{item}: {word}" + "".join(f"; {note}" for note in found.notes.get(item, ())))
-        for item, word in bad.items()
-    ]
+    rows = ("; ".join((f"{item}: {word}", *found.notes.get(item, ()))) for item, word in bad.items())
+    lines = [Evidence("ascend-dmi", row) for row in rows]
     items = tuple(f"{item} {word}" for item, word in bad.items())
-    if any(word in _GRAVE for word in bad.values()):
-        return fail("npu.dmi-fail", *lines, fix="npu.dmi", items=items)
     if bad:
-        return warn("npu.dmi-warn", *lines, fix="npu.dmi", items=items)
+        name, make = ("npu.dmi-fail", fail) if set(_GRAVE) & set(bad.values()) else ("npu.dmi-warn", warn)
+        return make(name, *lines, fix="npu.dmi", items=items)
     passed = tuple(item for item, word in found.items.items() if word != "SKIP")
     return ok("npu.dmi-ok", items=passed) if passed else skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    card_check,
+    fail,
+    fix_for,
+    given,
+    numbers_in,
+    ok,
+    skip,
+    title,
+    unknown,
+    warn,
+)
 from npuenv.checks.npu.boards import TABLE, with_table
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -184,7 +196,7 @@ def _tool(context: Context, table: SmiTable) -> CheckResult:
     """npu-smi and the driver come in one package; a difference of a few patches does no harm."""
     if table.tool is None or table.driver is None:
         return skip("npu.driver-tool-skip")
-    tool, driver = _numbers(table.tool)[:2], _numbers(table.driver)[:2]
+    tool, driver = numbers_in(table.tool)[:2], numbers_in(table.driver)[:2]
     if tool == driver:
         return ok("npu.driver-tool-ok", tool=table.tool, driver=table.driver)
     fix = "npu.driver-tool-mount" if context.in_container else "npu.driver-install"
@@ -207,8 +219,8 @@ def _firmware(context: Context) -> CheckResult:
         Evidence(firmware.path, f"compatible_version_drv={firmware.compatible_driver}"),
         *context.facts.npu.firmware.evidence,
     )
-    have = _numbers(firmware.version)
-    if any(_numbers(low) <= have[:3] <= _numbers(high) for low, high in wanted):
+    have = numbers_in(firmware.version)
+    if any(numbers_in(low) <= have[:3] <= numbers_in(high) for low, high in wanted):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
     if any(_is_between(driver.version, low, high) for low, high in _ranges(firmware.compatible_driver)):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
@@ -279,7 +291,7 @@ def _line(context: Context, table: SmiTable) -> CheckResult:
     if len(kinds) != 1:
         return skip("npu.driver-line-skip")
     kind = kinds[0]
-    series = _numbers(version)[:2]
+    series = numbers_in(version)[:2]
     is_old = series < min(_A5_SERIES) and series != _A5_POD_SERIES
     if is_old if kind == _A5 else series in _A5_SERIES:
         return fail("npu.driver-line-fail", fix="npu.driver-line", version=version, kind=kind)
@@ -309,10 +321,6 @@ def _installed_well(_: Context, installer: Installer) -> CheckResult:
     if installer.needs_reboot:
         return warn("npu.installer-reboot", fix="npu.driver-reboot", line=installer.line)
     return ok("npu.installer-ok", line=installer.line)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in re.findall(r"[0-9]+", text))
 
 
 def _mounts(context: Context) -> CheckResult:

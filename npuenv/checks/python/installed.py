@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npuenv.core.finding import Fix
     from npuenv.core.messages import Message
     from npuenv.facts.manifest import Described
-    from npuenv.matrix.rows import Recipe
+    from npuenv.matrix.rows import Recipe, VllmAscend
 
 # Packages that a training run requires; problems of any other package are notes.
 CORE = frozenset(
@@ -64,6 +64,11 @@ def accepts(spec: str, version: str) -> bool | None:
         return versions.accepts(spec, version)
     except BadInput:
         return None
+
+
+def vllm_ascend_row(context: Context) -> VllmAscend | None:
+    """The release of the installed vllm-ascend; None without one that is known."""
+    return context.matrix.vllm_ascend_row(public(context.version("vllm-ascend") or ""))
 
 
 def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:

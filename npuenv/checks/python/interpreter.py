@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, given, ok, skip, unknown, warn
+from npuenv.checks.base import FRAMEWORKS, Check, fail, fix_for, given, numbers_in, ok, skip, unknown, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, restore, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.python.interpreter import Python
     from npuenv.facts.python.packages import Packages
 
@@ -32,15 +33,12 @@ def _found(context: Context) -> CheckResult:
     evidence = (*context.facts.python.broken.evidence, *fact.evidence)
     if broken is not None and broken.what == "garbled":
         return unknown("python.python-found-garbled", *fact.evidence, path=broken.path)
-    if broken is not None and broken.what == "too-old":
-        fix = fix_for("python.python-version", install_here(context))
-        return fail("python.python-found-too-old", *evidence, fix=fix, path=broken.path)
-    if broken is not None and broken.what == "hook":
-        fix = fix_for("python.hook", ("mv", broken.path, f"{broken.path}.off"))
-        return fail("python.python-found-hook", *evidence, fix=fix, path=broken.path, line=evidence[0].line)
     if broken is not None:
-        fix = fix_for("python.python-broken", install_here(context))
-        return fail(f"python.python-found-{broken.what}", *evidence, fix=fix, path=broken.path)
+        name = "python.python-version" if broken.what == "too-old" else "python.python-broken"
+        fix, says = fix_for(name, install_here(context)), {"path": broken.path}
+        if broken.what == "hook":
+            fix, says["line"] = fix_for("python.hook", ("mv", broken.path, f"{broken.path}.off")), evidence[0].line
+        return fail(f"python.python-found-{broken.what}", *evidence, fix=fix, **says)
     line = fact.evidence[0].line if fact.evidence else ""
     if fact.state is State.UNKNOWN and _SAYS_WHY.search(line):
         fix = fix_for("python.python-broken", install_here(context))
@@ -52,7 +50,7 @@ def _found(context: Context) -> CheckResult:
 
 @given(lambda context: context.python, "no-python")
 def _supported(context: Context, python: Python) -> CheckResult:
-    numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
+    numbers = numbers_in(python.version)[:2]
     short = ".".join(map(str, numbers))
     if context.framework == "cpu":
         return _supported_by_torch(context, numbers, short)
@@ -60,7 +58,7 @@ def _supported(context: Context, python: Python) -> CheckResult:
     row = context.matrix.torch_npu_row((context.version("torch-npu") or "").split("+")[0])
     rows = (row,) if row is not None and row.pythons(arch) else context.matrix.torch_npu
     all_ = {item for row in rows for item in row.pythons(arch)}
-    offered = sorted((item for item in all_ if _release_key(item) >= _OLDEST), key=_release_key)
+    offered = sorted((item for item in all_ if numbers_in(item) >= _OLDEST), key=numbers_in)
     if numbers < _OLDEST or (offered and short not in offered):
         fix = fix_for("python.python-version", install_here(context))
         return fail("python.python-version-fail", fix=fix, version=short, offered=tuple(offered))
@@ -70,14 +68,10 @@ def _supported(context: Context, python: Python) -> CheckResult:
 def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) -> CheckResult:
     """Without NPUs torch's own wheels decide, from the first Python of a CPU stack on."""
     offered = {item for recipe in context.matrix.recipes if recipe.framework == "cpu" for item in recipe.python}
-    if numbers >= min(map(_release_key, offered), default=_OLDEST):
+    if numbers >= min(map(numbers_in, offered), default=_OLDEST):
         return ok("python.python-version-ok", version=short)
     fix = fix_for("python.python-version", ("npuenv", "install", "--for", "cpu"))
-    return fail("python.python-version-cpu", fix=fix, version=short, offered=tuple(sorted(offered, key=_release_key)))
-
-
-def _release_key(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split("."))
+    return fail("python.python-version-cpu", fix=fix, version=short, offered=tuple(sorted(offered, key=numbers_in)))
 
 
 def _active(context: Context) -> CheckResult:

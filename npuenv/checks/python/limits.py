@@ -7,7 +7,20 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, message, ok, skip, unknown, warn
+from npuenv.checks.base import (
+    FRAMEWORKS,
+    NPU_FRAMEWORKS,
+    Check,
+    fail,
+    fix_for,
+    given,
+    message,
+    numbers_in,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
@@ -20,6 +33,7 @@ from npuenv.checks.python.installed import (
     reinstall,
     safe_install,
     split,
+    vllm_ascend_row,
     where,
 )
 from npuenv.core import versions
@@ -81,26 +95,21 @@ def _parts(context: Context, framework: str) -> CheckResult:
     if not _is_begun(context, framework):
         return skip("python.parts-none", framework=framework)
     missing = missing_parts(context)
-    if not missing:
-        return _complete(context, framework)
-    evidence = lines(context, *missing)
-    fix = _install(context, framework, missing)
-    return fail("python.parts-fail", *evidence, fix=fix, framework=framework, packages=missing)
-
-
-def _complete(context: Context, framework: str) -> CheckResult:
+    if missing:
+        fix = _install(context, missing)
+        return fail("python.parts-fail", *lines(context, *missing), fix=fix, framework=framework, packages=missing)
     if framework not in _NAMED_AFTER or context.version(framework) is not None:
         return ok("python.parts-ok", framework=framework)
     # ROLL is started from its source tree, which is not a package: its absence is normal.
     return (ok if framework == "roll" else unknown)("python.parts-without", framework=framework)
 
 
-def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
+def _install(context: Context, missing: tuple[str, ...]) -> Fix:
     """Installs single packages, as in a published stack that this resembles; without torch the complete set."""
     if {"torch", "torch-npu", "vllm"} & set(missing):
         return fix_for("python.whole", install_here(context))
     known = [name for name in ("torch-npu", "vllm-ascend") if context.version(name) is not None]
-    recipes = published_as(context, *known) if known else iter(())
+    recipes = list(published_as(context, *known)) if known else []
     pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]
     found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
     words = (f"{name}=={version}" if version else name for name, version in found.items())
@@ -132,12 +141,12 @@ def numpy_era(context: Context) -> CheckResult:
         row = context.matrix.cann_row(cann.version)
     except BadInput:
         row = None
+    evidence, says = lines(context, "numpy"), {"numpy": numpy, "cann": cann.version}
     if row is None or not row.numpy:
-        return ok("python.numpy-free", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
+        return ok("python.numpy-free", *evidence, **says)
     if versions.accepts(row.numpy, numpy):
-        return ok("python.numpy-ok", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
-    fix = reinstall(context, f"numpy{row.numpy}")
-    return fail("python.numpy-fail", *lines(context, "numpy"), fix=fix, numpy=numpy, cann=cann.version, needs=row.numpy)
+        return ok("python.numpy-ok", *evidence, **says)
+    return fail("python.numpy-fail", *evidence, fix=reinstall(context, f"numpy{row.numpy}"), **says, needs=row.numpy)
 
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
@@ -166,8 +175,7 @@ def _limits(context: Context, python: Python) -> CheckResult:
     if not broken:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
     names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
-    needs = tuple(_strictest(context, [row.needs for row in broken]))
-    fix = safe_install(context, "python.reinstall", *needs)
+    fix = safe_install(context, "python.reinstall", *_strictest(context, [row.needs for row in broken]))
     pairs = tuple(
         message(f"python.limit-{'absent' if _is_absent(python, row) else 'broken'}", when=row.when, needs=row.needs)
         for row in broken
@@ -181,17 +189,13 @@ def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
     for requirement in needs:
         name, spec = split(requirement)
         specs.setdefault(name, {})[spec] = None
-    row = context.matrix.vllm_ascend_row(public(context.version("vllm-ascend") or ""))
+    row = vllm_ascend_row(context)
     if row is not None and row.requirement("transformers") and "transformers" in specs:
         specs["transformers"][row.requirement("transformers")] = None
     for name, bounds in specs.items():
-        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=_number)
+        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=numbers_in)
         kept = [each for each in bounds if each and each not in below[1:]]
         yield f"{name}{','.join(kept)}"
-
-
-def _number(bound: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"[0-9]+", bound)))
 
 
 def _holds(python: Python, requirement: str) -> bool | None:
@@ -214,12 +218,9 @@ def _requirements(context: Context) -> CheckResult:
     if not unmet:
         return ok("python.requirements-ok", count=len(packages.requires))
     unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
-    evidence = [
-        Evidence(where(context), f"{i.owner} {context.version(i.owner)}: {i.needs}, {i.has or 'not installed'}")
-        for i in unmet
-    ]
-    wanted = tuple(dict.fromkeys(item.needs for item in unmet))
-    fix = safe_install(context, "python.requirements", *wanted[:_SHOWN])
+    rows = (f"{i.owner} {context.version(i.owner)}: {i.needs}, {i.has or 'not installed'}" for i in unmet)
+    evidence = [Evidence(where(context), row) for row in rows]
+    fix = safe_install(context, "python.requirements", *list(dict.fromkeys(item.needs for item in unmet))[:_SHOWN])
     verdict = fail if _is_grave(unmet[0]) else warn
     shown = tuple(message("python.asks", owner=item.owner, what=gap(item.needs, item.has)) for item in unmet[:_SHOWN])
     return verdict("python.requirements-unmet", *evidence, fix=fix, count=len(unmet), requirements=shown)
@@ -248,7 +249,6 @@ def _applies(marker: str, version: str, machine: str) -> bool:
         return True
     from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 
-    short = ".".join(version.split(".")[:2])
     environment = {
         "extra": "",
         "implementation_name": "cpython",
@@ -257,7 +257,7 @@ def _applies(marker: str, version: str, machine: str) -> bool:
         "platform_python_implementation": "CPython",
         "platform_system": "Linux",
         "python_full_version": version,
-        "python_version": short,
+        "python_version": ".".join(version.split(".")[:2]),
         "sys_platform": "linux",
     }
     try:
@@ -273,8 +273,7 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
     triton = context.matrix.triton_ascend_row(public(context.version("triton-ascend") or ""))
     if item.owner == "triton-ascend" and triton is not None and triton.requires:
         return True  # installed without its requirements, as `python.triton` reports
-    ascend = context.matrix.vllm_ascend_row(public(context.version("vllm-ascend") or ""))
-    if item.owner == "vllm-ascend" and ascend is not None:
+    if item.owner == "vllm-ascend" and vllm_ascend_row(context) is not None:
         return True
     # If the two contradict each other (opencv, fastapi), vllm-ascend wins: images install it last.
     if item.owner == "vllm" and item.has and _takes(context, "vllm-ascend", item.name, item.has):
@@ -379,10 +378,8 @@ def _stack(context: Context) -> CheckResult:
     wrong = [(pin, has) for pin, has in gaps if has is None or accepts(f"=={public(pin.version)}", has) is False]
     if not wrong:
         return ok("python.stack-ok", stack=stack.name, count=len(pins))
-    evidence = tuple(
-        Evidence(where(context), f"{pin.name} {has or 'not installed'}; {stack.name}: {pin.version}")
-        for pin, has in wrong
-    )
+    rows = (f"{pin.name} {has or 'not installed'}; {stack.name}: {pin.version}" for pin, has in wrong)
+    evidence = [Evidence(where(context), row) for row in rows]
     shown = tuple(gap(f"{pin.name} {pin.version}", has) for pin, has in wrong[:_SHOWN])
     fix = fix_for("python.stack", ("npuenv", "install", stack.name))
     return fail("python.stack-differs", *evidence, fix=fix, stack=stack.name, count=len(wrong), packages=shown)

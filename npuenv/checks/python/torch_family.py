@@ -18,7 +18,6 @@ from npuenv.checks.python.installed import (
     torch_fix,
 )
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -54,40 +53,31 @@ def torch_npu_cann(context: Context) -> CheckResult:
     if torch_npu is None or cann is None:
         return skip("no-torch-npu" if torch_npu is None else "no-cann")
     evidence = (*lines(context, "torch-npu"), *context.facts.cann.toolkit.evidence)
-    try:
-        have = versions.cann(cann.version)
-        fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
-    except BadInput:
-        return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
-    row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
-    if row is None:
-        return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
+    says, row = {"torch_npu": torch_npu, "cann": cann.version}, context.matrix.torch_npu_row(torch_npu.split("+")[0])
+    if row is None or not versions.is_cann(cann.version):
+        return unknown("python.torch-npu-cann-unknown", *evidence, **says)
+    have = versions.cann(cann.version)
+    fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
     chip = context.matrix.hardware_row(context.generation)
     if chip and chip.torch_npu and not versions.accepts(chip.torch_npu, row.version):
         args = {"torch_npu": torch_npu, "chip": chip.title, "needs": chip.torch_npu}
         known = [version for version in fitting if versions.accepts(chip.torch_npu, version)]
         return fail("python.torch-npu-cann-chip", *evidence, fix=_recommended(context, known, torch_npu), **args)
     if row.version in fitting:
-        return ok("python.torch-npu-cann-pair", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return ok("python.torch-npu-cann-pair", *evidence, **says)
     stated = (*row.cann_compatible, *row.cann_unofficial)
-    series = f"{have.series[0]}.{have.series[1]}.X"
-    if series in stated or any(
-        text[:1].isdigit() and "X" not in text and versions.cann(text) == have for text in stated
-    ):
-        return ok("python.torch-npu-cann-compatible", *evidence, torch_npu=torch_npu, cann=cann.version)
+    named = [versions.cann(text) for text in stated if text[:1].isdigit() and "X" not in text]
+    if f"{have.series[0]}.{have.series[1]}.X" in stated or have in named:
+        return ok("python.torch-npu-cann-compatible", *evidence, **says)
     if _is_released(context, have):
-        return ok("python.torch-npu-cann-released", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return ok("python.torch-npu-cann-released", *evidence, **says)
     fix = _recommended(context, fitting, torch_npu)
     pair = next((version for version in fitting if release(version) == release(torch_npu)), None)
     if not row.cann and pair is not None:
-        return warn(
-            "python.torch-npu-cann-other", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, pair=pair
-        )
+        return warn("python.torch-npu-cann-other", *evidence, fix=fix, **says, pair=pair)
     if not row.cann:
-        return unknown("python.torch-npu-cann-unstated", *evidence, torch_npu=torch_npu, cann=cann.version)
-    return warn(
-        "python.torch-npu-cann-warn", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, recommended=row.cann
-    )
+        return unknown("python.torch-npu-cann-unstated", *evidence, **says)
+    return warn("python.torch-npu-cann-warn", *evidence, fix=fix, **says, recommended=row.cann)
 
 
 def _is_released(context: Context, cann: versions.Version) -> bool:
@@ -120,8 +110,8 @@ def _companions(context: Context) -> CheckResult:
         return ok("python.companions-ok", *evidence, torch=torch)
     needs = tuple(f"{name}=={wanted[name]}" for name in wrong)
     fix = fix_for("python.reinstall", pip(context, "install", "--no-deps", *needs), requirement=" ".join(needs))
-    verdict = fail if "torchvision" in wrong else warn
-    return verdict("python.companions-fail", *evidence, fix=fix, torch=torch, packages=needs)
+    make = fail if "torchvision" in wrong else warn
+    return make("python.companions-fail", *evidence, fix=fix, torch=torch, packages=needs)
 
 
 def _build(context: Context) -> CheckResult:
@@ -157,6 +147,7 @@ TORCH = (
 # (triton-lang/triton-ascend pull request 395).
 _COEXISTS = "3.2.1"
 _NO_TRITON = "310p"
+_TRITONS = {"triton", "triton-ascend"}
 
 
 def triton(context: Context) -> CheckResult:
@@ -178,15 +169,11 @@ def triton(context: Context) -> CheckResult:
     if "ascend" not in python.triton_backends or _won(python) == "triton":
         return fail("python.triton-overwritten", *evidence, fix=fix, backends=python.triton_backends or ("-",))
     if plain is not None:
-        shared = next(
-            (item.count for item in python.shared_files if set(item.owners) == {"triton", "triton-ascend"}), 0
-        )
-        verdict = warn if coexist else fail
-        return verdict("python.triton-residue", *evidence, fix=fix, triton=plain, ascend=ascend, count=shared)
-    return _cann(context, ascend) or _well(context, ascend, evidence)
-
-
-def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> CheckResult:
+        shared = [item.count for item in python.shared_files if set(item.owners) == _TRITONS]
+        says = {"triton": plain, "ascend": ascend, "count": next(iter(shared), 0)}
+        return (warn if coexist else fail)("python.triton-residue", *evidence, fix=fix, **says)
+    if (published := _cann(context, ascend)) is not None:
+        return published
     row = context.matrix.triton_ascend_row(public(ascend))
     if row is None or not row.requires:
         return ok("python.triton-ok", *evidence, ascend=ascend)
@@ -211,7 +198,7 @@ def _cann(context: Context, ascend: str) -> CheckResult | None:
 def _won(python: Python) -> str:
     """The distribution whose files are present, by the sizes that each recorded; "" if that is ambiguous."""
     for item in python.shared_files:
-        if set(item.owners) == {"triton", "triton-ascend"} and len(item.fits) == 2 and any(item.fits):
+        if set(item.owners) == _TRITONS and len(item.fits) == 2 and any(item.fits):
             one, two = item.fits
             return item.owners[0] if two == 0 else item.owners[1] if one == 0 else ""
     return ""

@@ -29,52 +29,36 @@ _DOCS = "Ascend/pytorch docs/zh/api/environment_variable/{}.md"
 _ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
-_NO_CAPTURE_SINCE = (
-    "0.11.0"  # from here on vllm-ascend rejects graph capture with blocking launches (pull request 3574)
-)
+_NO_CAPTURE_SINCE = "0.11.0"  # from here on vllm-ascend rejects graph capture with blocking launches (its PR 3574)
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[str], bool]:
-    return lambda text: text.isdigit() and least <= int(text) and (most is None or int(text) <= most)
-
-
-def _share(*, is_open: bool) -> Callable[[str], bool]:
-    """Whether a text is a fraction of one; `is_open`: 0 and 1 themselves are excluded."""
-
-    def is_share(text: str) -> bool:
-        if re.fullmatch(r"[0-9]*\.?[0-9]+", text) is None:
-            return False
-        return 0.0 < float(text) < 1.0 if is_open else 0.0 <= float(text) <= 1.0
-
-    return is_share
-
-
-def _is_switch(text: str) -> bool:
-    return text.lower() in ("true", "false")
-
-
-# Key -> the test of a value, and a description of the accepted values. A value in brackets may contain commas and
-# colons.
-_KEYS: dict[str, tuple[Callable[[str], bool], str]] = {
-    "max_split_size_mb": (_whole(21), "> 20"),
-    "garbage_collection_threshold": (_share(is_open=True), "0.0 < x < 1.0"),
-    "expandable_segments": (_is_switch, "True, False"),
-    "base_addr_aligned_kb": (_whole(0, 16), "0..16"),
-    "page_size": (lambda text: text.lower() in ("1g", "1gb"), "1g"),
-    "segment_size_mb": (_whole(20, 512), "20..512"),
-    "roundup_power2_divisions": (
-        lambda text: re.fullmatch(r"[0-9]+|\[[0-9:,>\s]+\]", text) is not None,
-        "4, [256:1,>:8]",
+_SWITCH = (re.compile(r"(?i)true|false"), "True, False")
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
+_MANY = 10**18
+# Key -> the accepted values, and their description. A value in brackets may contain commas and colons.
+_KEYS: dict[str, tuple[range | re.Pattern[str] | Callable[[str], bool], str]] = {
+    "max_split_size_mb": (range(21, _MANY), "> 20"),
+    "garbage_collection_threshold": (
+        lambda text: _NUMBER.fullmatch(text) is not None and 0.0 < float(text) < 1.0,
+        "0.0 < x < 1.0",
     ),
-    "multi_stream_lazy_reclaim": (_is_switch, "True, False"),
-    "pinned_use_background_threads": (_is_switch, "True, False"),
-    "pin_memory_expandable_segments": (_is_switch, "True, False"),
-    "pinned_mem_register": (_is_switch, "True, False"),
-    "large_segment_size_mb": (_whole(11), "> 10"),
-    "per_process_memory_fraction": (_share(is_open=False), "0.0..1.0"),
-    "throw_on_npumalloc_oom": (_is_switch, "True, False"),
-    "pinned_max_round_threshold_mb": (_whole(1), ">= 1"),
-    "pinned_max_cached_size_mb": (_whole(1), ">= 1"),
+    "expandable_segments": _SWITCH,
+    "base_addr_aligned_kb": (range(17), "0..16"),
+    "page_size": (re.compile("(?i)1gb?"), "1g"),
+    "segment_size_mb": (range(20, 513), "20..512"),
+    "roundup_power2_divisions": (re.compile(r"[0-9]+|\[[0-9:,>\s]+\]"), "4, [256:1,>:8]"),
+    "multi_stream_lazy_reclaim": _SWITCH,
+    "pinned_use_background_threads": _SWITCH,
+    "pin_memory_expandable_segments": _SWITCH,
+    "pinned_mem_register": _SWITCH,
+    "large_segment_size_mb": (range(11, _MANY), "> 10"),
+    "per_process_memory_fraction": (
+        lambda text: _NUMBER.fullmatch(text) is not None and float(text) <= 1.0,
+        "0.0..1.0",
+    ),
+    "throw_on_npumalloc_oom": _SWITCH,
+    "pinned_max_round_threshold_mb": (range(1, _MANY), ">= 1"),
+    "pinned_max_cached_size_mb": (range(1, _MANY), ">= 1"),
 }
 # Settings that exclude each other in torch_npu.
 _EXCLUDE = (
@@ -94,7 +78,7 @@ def _allocator(context: Context, value: str) -> CheckResult:
     pair = next((pair for pair in _EXCLUDE if all(_is_on(settings, key) for key in pair)), None)
     if pair is not None:
         return fail("session.allocator-conflict", first=pair[0], second=pair[1])
-    wrong = next((key for key in settings if key in _KEYS and not _KEYS[key][0](settings[key])), None)
+    wrong = next((key for key, text in settings.items() if key in _KEYS and not _accepts(_KEYS[key][0], text)), None)
     if wrong is not None:
         return fail("session.allocator-value", key=wrong, value=settings[wrong], takes=_KEYS[wrong][1])
     unread = tuple(sorted(set(settings) - set(_KEYS)))
@@ -113,9 +97,14 @@ def _has(context: Context, name: str, since: str = "0") -> bool:
 
 def _trains(context: Context, *names: str) -> bool:
     """Whether this session is for one of these frameworks, given or installed."""
-    return context.framework in names or (
-        context.framework is None and any(name in context.installed for name in names)
-    )
+    is_given = context.framework is not None
+    return context.framework in names if is_given else any(name in context.installed for name in names)
+
+
+def _accepts(values: range | re.Pattern[str] | Callable[[str], bool], text: str) -> bool:
+    if isinstance(values, range):
+        return text.isdigit() and int(text) in values
+    return values.fullmatch(text) is not None if isinstance(values, re.Pattern) else values(text)
 
 
 def _is_on(settings: Mapping[str, str], key: str) -> bool:
@@ -415,11 +404,9 @@ def _torch_npu(context: Context) -> CheckResult:
 
 def _names(context: Context) -> CheckResult:
     """An unknown name that is almost a known one, if the known one is not set."""
-    ours = [name for name in context.environment if _OURS.fullmatch(name)]
-    if not ours:
-        return ok("session.names-ok")
-    known = {row.name for row in context.matrix.variables}
-    for name in sorted(set(ours) - known):
+    ours = {name for name in context.environment if _OURS.fullmatch(name)}
+    known = {row.name for row in context.matrix.variables} if ours else set()
+    for name in sorted(ours - known):
         near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
         if near and near[0] not in context.environment and not _is_other_name(name, near[0]):
             fix = fix_for("session.names", ("unset", name), ("export", f"{near[0]}={context.environment[name]}"))
@@ -444,9 +431,7 @@ def _unread(context: Context) -> CheckResult:
     """Variables that the installed vllm-ascend no longer reads, or not yet."""
     have = context.installed.get("vllm-ascend", "")
     mine = [name for name in context.environment if name.startswith("VLLM_ASCEND_")]
-    if not have or not mine:
-        return ok("session.vllm-ascend-ok")
-    lost = unread(context, *mine)
+    lost = unread(context, *mine) if have and mine else []
     if not lost:
         return ok("session.vllm-ascend-ok")
     fix = fix_for("session.vllm-ascend", *(("unset", row.name) for row in lost))
