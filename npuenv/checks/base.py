@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from npuenv.core.fact import Evidence
 from npuenv.core.finding import PROBLEMS, WORST_FIRST, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from npuenv.core.fact import Evidence
     from npuenv.core.plan import Condition
+    from npuenv.facts.cann.toolkit import Cann
     from npuenv.facts.collect import Facts
+    from npuenv.facts.python.interpreter import Python
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 
 T = TypeVar("T")
+_OfText = Callable[["Context", str], "CheckResult | None"]
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
 # The first part of a check's id -> the message catalogue `check_NAME` with its title.
@@ -50,7 +55,7 @@ class CheckResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Inputs of a check besides the host's facts."""
+    """What a check judges: the host's facts, what they are compared with, and what many checks ask of them."""
 
     facts: Facts
     matrix: Matrix
@@ -62,9 +67,76 @@ class Context:
         """The session's variables."""
         return self.facts.environment.value or {}
 
+    def setting(self, name: str) -> str:
+        """A variable's value without surrounding blanks; "" if it is not set or empty."""
+        return self.environment.get(name, "").strip()
+
+    def line(self, name: str) -> Evidence:
+        """A variable as evidence."""
+        value = self.environment.get(name)
+        return Evidence("environment", f"{name} is not set" if value is None else f"{name}={value}")
+
+    @property
+    def loader_path(self) -> list[str]:
+        """The folders of LD_LIBRARY_PATH, in order."""
+        return [folder.rstrip("/") for folder in self.environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
+
     @property
     def in_container(self) -> bool:
         return self.facts.machine.container.is_known
+
+    @property
+    def cann(self) -> Cann | None:
+        """The toolkit that this session uses, else the one that was found."""
+        return self.facts.cann.toolkit.value
+
+    @property
+    def python(self) -> Python | None:
+        """The inspected interpreter."""
+        return self.facts.python.interpreter.value
+
+    @property
+    def installed(self) -> Mapping[str, str]:
+        """The versions of the target's distributions; empty without a Python."""
+        return self.python.distributions if self.python else {}
+
+    def version(self, name: str) -> str | None:
+        """The installed version of a distribution; None if it is not installed."""
+        return self.installed.get(name)
+
+    @property
+    def is_for_npu(self) -> bool:
+        """Whether the environment is for NPUs: by its framework, else because torch_npu is installed."""
+        return self.framework != "cpu" and (self.framework is not None or "torch-npu" in self.installed)
+
+    @property
+    def chip_generations(self) -> Mapping[str, str]:
+        """The generations of the cards, each with a chip name; {} if no table was read."""
+        table = self.facts.npu.smi.value
+        found: dict[str, str] = {}
+        for card in table.cards if table is not None else ():
+            row = self.matrix.hardware_of_chip(card.name) if card.name else None
+            if row is not None:
+                found.setdefault(row.id, card.name or "")
+        return found
+
+    @property
+    def generation(self) -> str:
+        """The chips' generation, a row id of matrix/hardware.toml; "" if unknown or ambiguous."""
+        table = self.facts.npu.smi.value
+        names = {card.name for card in table.cards if card.name} if table else set()
+        rows = {row.id if row else "" for row in map(self.matrix.hardware_of_chip, names)}
+        return rows.pop() if len(rows) == 1 else ""
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether the session's variables name several nodes."""
+        return self.facts.network.spans.is_known
+
+    @property
+    def own_addresses(self) -> set[str]:
+        """The addresses of this host; empty if unknown."""
+        return {address for item in self.facts.network.interfaces.value or () for address in item.addresses}
 
 
 class Check(NamedTuple):
@@ -77,9 +149,11 @@ class Check(NamedTuple):
     is_about_cards: bool = False  # skipped for cpu, and if there is no sign of a card
     level: int = 0  # the level from which its facts are collected
     required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
+    is_between_nodes: bool = False  # skipped unless the session's variables name several nodes
 
 
 card_check = functools.partial(Check, is_about_cards=True)
+nodes_check = functools.partial(Check, is_between_nodes=True)
 
 
 def message(name: str, /, **args: object) -> Message:
@@ -88,29 +162,18 @@ def message(name: str, /, **args: object) -> Message:
     return Message(f"check_{area}.{rest}" if area else f"checks.{name}", args)
 
 
-def ok(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
-    """A passed check."""
-    return CheckResult(Status.OK, message(name, **args), None, evidence)
+def result(
+    status: Status, name: str, /, *evidence: Evidence, fix: Fix | str | None = None, **args: object
+) -> CheckResult:
+    """A check's result with the message `area.name`; `fix` may be the name of one without commands."""
+    return CheckResult(status, message(name, **args), fix_for(fix) if isinstance(fix, str) else fix, evidence)
 
 
-def warn(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """A warning."""
-    return CheckResult(Status.WARN, message(name, **args), fix, evidence)
-
-
-def fail(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """A failure, with its fix."""
-    return CheckResult(Status.FAIL, message(name, **args), fix, evidence)
-
-
-def unknown(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """An unknown result."""
-    return CheckResult(Status.UNKNOWN, message(name, **args), fix, evidence)
-
-
-def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
-    """A check that does not apply."""
-    return CheckResult(Status.SKIP, message(name, **args), None, evidence)
+ok = functools.partial(result, Status.OK)
+warn = functools.partial(result, Status.WARN)
+fail = functools.partial(result, Status.FAIL)
+unknown = functools.partial(result, Status.UNKNOWN)
+skip = functools.partial(result, Status.SKIP)  # the check does not apply
 
 
 def given(
@@ -123,6 +186,35 @@ def given(
         def check(context: Context) -> CheckResult:
             value = value_of(context)
             return skip(otherwise) if value is None else judge(context, value)
+
+        return check
+
+    return decorate
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    """ "25.0.rc1" -> (25, 0, 1)."""
+    return tuple(map(int, re.findall(r"[0-9]+", text)))
+
+
+def of_variable(name: str, stem: str, *, unset: str = "") -> Callable[[_OfText], Callable[[Context], CheckResult]]:
+    """Decorates a check of one variable: the function gets its value, and may leave to this what most results share.
+
+    Without a value, or a result, the check is `STEM-ok` (`unset`: another name for the former). A result shows the
+    variable; one of a problem has the fix to unset it, with the message of `STEM`.
+    """
+
+    def decorate(judge: _OfText) -> Callable[[Context], CheckResult]:
+        @functools.wraps(judge)
+        def check(context: Context) -> CheckResult:
+            value = context.setting(name)
+            if unset and not value:
+                return ok(unset)
+            found = judge(context, value) if value else None
+            if found is None:
+                return ok(f"{stem}-ok")
+            fix = found.fix or (fix_for(stem, ("unset", name)) if found.status in PROBLEMS else None)
+            return CheckResult(found.status, found.says, fix, found.evidence or (context.line(name),))
 
         return check
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.torch import NOSET
+from npuenv.checks.session.variables import NOSET
 from npuenv.core.fact import Evidence
 from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
-    from npuenv.core.finding import Fix
     from npuenv.facts.ray import RaySession
-    from npuenv.facts.ray.status import Demand, StatusTrouble, UnsatisfiableDemand
+    from npuenv.facts.ray.status import Demand, UnsatisfiableDemand
 
 _FALSE_VALUES = ("0", "false", "no", "off")
 # /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.
@@ -23,11 +22,10 @@ _FULL = 0.95  # Ray's local_fs_capacity_threshold: above it no object is written
 _TMP_GOOD_KIB = 2 << 20  # below this `machine.tmp` reports it
 _CPUS_OF_VERL = 3.0  # a bundle of verl from 0.6 on; up to 0.5 it is 1, from 0.9 on it can be set
 _SERVERS = ("raylet", "gcs_server")
-
-
-def _ray(context: Context) -> str | None:
-    python = context.facts.python.interpreter.value
-    return python.distributions.get("ray") if python else None
+_COMMANDS = {
+    StatusRefusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
+    StatusRefusal.VERSION: (("ray", "--version"), ("python", "--version")),
+}
 
 
 def _chips(context: Context) -> int:
@@ -42,8 +40,6 @@ def _chips(context: Context) -> int:
 
 def _status(context: Context) -> ClusterStatus | None:
     value = context.facts.ray.status.value
-    if value is None:
-        return None
     return value if isinstance(value, ClusterStatus) else None
 
 
@@ -75,25 +71,15 @@ def _answers(context: Context) -> CheckResult:
         return skip("ray.no-address")
     if isinstance(value, ClusterStatus):
         return ok("ray.answers-ok", nodes=_nodes(value))
-    if (
-        value.kind in (StatusRefusal.TIMEOUT, StatusRefusal.UNREACHABLE, StatusRefusal.NO_CLUSTER)
-        and _runs_here(context) is False
-    ):
+    is_silent = value.kind in (StatusRefusal.TIMEOUT, StatusRefusal.UNREACHABLE, StatusRefusal.NO_CLUSTER)
+    if is_silent and _runs_here(context) is False:
         return skip("ray.because-address")
-    address = context.facts.ray.address.value or "-"
-    return fail(f"ray.refused-{value.kind.value}", fix=_fix(value), address=address, line=value.line)
+    name, address = f"ray.refused-{value.kind.value}", context.facts.ray.address.value or "-"
+    return fail(name, fix=fix_for(name, *_COMMANDS.get(value.kind, ())), address=address, line=value.line)
 
 
 def _nodes(status: ClusterStatus) -> int | str:
     return "?" if status.nodes is None else status.nodes
-
-
-def _fix(trouble: StatusTrouble) -> Fix:
-    commands = {
-        StatusRefusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
-        StatusRefusal.VERSION: (("ray", "--version"), ("python", "--version")),
-    }
-    return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
 @given(_status, "ray.no-status")
@@ -121,7 +107,7 @@ def _gpu(_: Context, status: ClusterStatus) -> CheckResult:
         return skip("ray.because-npu")
     if not gpus:
         return ok("ray.gpu-ok")
-    return warn("ray.gpu-both", fix=fix_for("ray.gpu"), gpus=f"{gpus:g}", npus=f"{npus:g}")
+    return warn("ray.gpu-both", fix="ray.gpu", gpus=f"{gpus:g}", npus=f"{npus:g}")
 
 
 def _count(context: Context) -> CheckResult:
@@ -138,7 +124,7 @@ def _count(context: Context) -> CheckResult:
     words = {"npus": f"{npus:g}", "nodes": status.nodes, "chips": chips, "expected": expected}
     if status.nodes == 1 and npus > chips:
         return fail("ray.count-more", fix=fix_for("ray.count-more", chips=chips), **words)
-    return warn("ray.count-fewer", fix=fix_for("ray.count-fewer"), **words)
+    return warn("ray.count-fewer", fix="ray.count-fewer", **words)
 
 
 @given(_status, "ray.no-status")
@@ -155,7 +141,9 @@ def _demands(context: Context, status: ClusterStatus) -> CheckResult:
         line = Evidence(context.facts.ray.status.evidence[0].command, idle.line)
         fix = fix_for("ray.demand-idle", ("ray", "list", "nodes"))
         return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=fix, demand=idle.line)
-    if not status.has_all_demands or not all(_can_tell(demand, status) for demand in status.demands):
+    # Without these totals nothing is known; Ray hides the names that it adds by itself.
+    names = {name for demand in status.demands for name in demand.names if ":" not in name}
+    if not status.has_all_demands or any(status.total(name) is None for name in names):
         return unknown("ray.demands-unknown")
     return ok("ray.demands-ok", count=len(status.demands))
 
@@ -170,11 +158,6 @@ def _fits_now(demand: Demand, status: ClusterStatus) -> bool:
         return False
     free = {name: item.total - item.used for name, item in rows.items()}
     return all(demand.of(name) <= free.get(name, 0.0) + 1e-6 for name in demand.names)
-
-
-def _can_tell(demand: Demand, status: ClusterStatus) -> bool:
-    """Whether the cluster reports totals of all demanded resources; Ray hides the names that it adds by itself."""
-    return all(":" in name or status.total(name) is not None for name in demand.names)
 
 
 def _never(context: Context, demand: Demand, status: ClusterStatus) -> UnsatisfiableDemand | None:
@@ -210,22 +193,16 @@ def _cpus(context: Context) -> CheckResult:
             cpus, chips, evidence = status.total("CPU"), int(npus), facts.ray.status.evidence[:1]
         if npus is None or (npus and cpus is None):
             return unknown("ray.resource-unknown", *facts.ray.status.evidence[:1], name="CPU" if npus else "NPU")
-    python = facts.python.interpreter.value
     if cpus is None or not chips:
         return skip("no-nodes")
-    verl = python.distributions.get("verl") if python else None
-    needs = _CPUS_OF_VERL if _takes_three(verl, context.framework) else 1.0
+    verl = context.version("verl")  # a custom version is inconclusive
+    takes_three = context.framework == "verl" if verl is None else accepts(">=0.6,<0.9", verl) is True
+    needs = _CPUS_OF_VERL if takes_three else 1.0
     if cpus >= chips * needs:
         return ok("ray.cpus-ok", *evidence, cpus=f"{cpus:g}")
     good, each = f"{chips * needs:g}", f"{needs:g}"
     fix = fix_for("ray.cpus", good=good)
     return warn("ray.cpus-warn", *evidence, fix=fix, cpus=f"{cpus:g}", chips=chips, good=good, each=each)
-
-
-def _takes_three(verl: str | None, framework: str | None) -> bool:
-    if verl is None:
-        return framework == "verl"
-    return accepts(">=0.6,<0.9", verl) is True  # a custom version is inconclusive
 
 
 @given(lambda context: context.facts.ray.session.value, "ray.no-session")
@@ -239,20 +216,19 @@ def _folder(_: Context, session: RaySession) -> CheckResult:
 def _length(context: Context) -> CheckResult:
     environ = context.environment
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), None)
-    if name is None or (name == "TMPDIR" and _ray(context) is None):
+    if name is None or (name == "TMPDIR" and context.version("ray") is None):
         return skip("ray.no-folder-named")
     folder = f"{environ[name].rstrip('/')}/ray"
     if len(folder.encode()) <= _FOLDER_AT_MOST:
         return ok("ray.length-ok", path=folder)
-    line = Evidence("environment", f"{name}={environ[name]}")
-    fix = fix_for("ray.length", ("export", "RAY_TMPDIR=/tmp"))
-    return fail("ray.length-fail", line, fix=fix, path=folder, length=len(folder.encode()), most=_FOLDER_AT_MOST)
+    fix, length = fix_for("ray.length", ("export", "RAY_TMPDIR=/tmp")), len(folder.encode())
+    return fail("ray.length-fail", context.line(name), fix=fix, path=folder, length=length, most=_FOLDER_AT_MOST)
 
 
 def _disk(context: Context) -> CheckResult:
     """On a disk this full Ray writes no more objects, however much space is left."""
     folder = context.facts.ray.session_disk.value
-    if folder is None and _ray(context) is not None:
+    if folder is None and context.version("ray") is not None:
         folder = context.facts.machine.tmp.value  # its location once Ray runs
     if folder is None or not folder.size_kib:
         return skip("ray.no-session")
@@ -261,7 +237,7 @@ def _disk(context: Context) -> CheckResult:
         return ok("ray.disk-ok", share=f"{share:.0%}")
     if folder.free_kib < _TMP_GOOD_KIB:
         return skip("ray.because-tmp")
-    return warn("ray.disk-full", fix=fix_for("ray.disk"), share=f"{share:.0%}", path=folder.path)
+    return warn("ray.disk-full", fix="ray.disk", share=f"{share:.0%}", path=folder.path)
 
 
 def _noset(context: Context) -> CheckResult:
@@ -269,13 +245,12 @@ def _noset(context: Context) -> CheckResult:
     value = context.environment.get(NOSET)
     if value is None:
         return ok("ray.noset-unset")
-    line = Evidence("environment", f"{NOSET}={value}")
-    ray = _ray(context)
-    if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
-        fix = fix_for("ray.noset", ("unset", NOSET))
+    line, ray, fix = context.line(NOSET), context.version("ray"), fix_for("ray.noset", ("unset", NOSET))
+    is_false = value.lower() in _FALSE_VALUES
+    if is_false and ray is not None and accepts("<=2.41.0", ray):
         return warn("ray.noset-word", line, fix=fix, name=NOSET, value=value, ray=ray)
-    if value and value.lower() not in _FALSE_VALUES and context.framework == "vllm-ascend":
-        return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", NOSET)), name=NOSET, value=value)
+    if value and not is_false and context.framework == "vllm-ascend":
+        return warn("ray.noset-on", line, fix=fix, name=NOSET, value=value)
     return ok("ray.noset-ok", line, name=NOSET, value=value)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from npuenv.checks import ray, stack
+from npuenv.checks import machine, ray, stack
 from npuenv.checks.cann import toolkit
-from npuenv.checks.machine import storage, system
 from npuenv.checks.network import hccn, host
 from npuenv.checks.npu import boards, cards, devices, driver
 from npuenv.checks.python import CHECKS as PYTHON
 from npuenv.checks.session import settings
 
-MACHINE = (*system.CHECKS, *storage.CHECKS)
 NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS)
 NETWORK = (*hccn.CHECKS, *host.CHECKS)
-CHECKS = (*MACHINE, *NPU, *toolkit.CHECKS, *PYTHON, *stack.CHECKS, *settings.CHECKS, *NETWORK, *ray.CHECKS)
+CHECKS = (*machine.CHECKS, *NPU, *toolkit.CHECKS, *PYTHON, *stack.CHECKS, *settings.CHECKS, *NETWORK, *ray.CHECKS)

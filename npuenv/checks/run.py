@@ -44,7 +44,7 @@ def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | 
 
     The undo restores the present versions of the named packages; other packages that an installation added stay.
     """
-    python = context.facts.python.interpreter.value
+    python = context.python
     if fix is None or python is None or python.prefix in _OF_THE_SYSTEM or fix.is_automatic or not fix.commands:
         return fix
     if fix.is_dangerous or fix.needs_root or check in _JUDGED_BY_A_PERSON:
@@ -166,6 +166,8 @@ def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]
         return skip("skip-no-card")
     if level < check.level:
         return skip("skip-level", level=check.level)
+    if check.is_between_nodes and not context.spans_nodes:
+        return skip("network.one-node")
     facts = [context.facts.at(name) for name in check.reads]
     left_out = [fact for fact in facts if not was_asked(fact)]
     if left_out:

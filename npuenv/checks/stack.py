@@ -17,7 +17,7 @@ _SEEN = re.compile(r"(VLLM|HCCL|RAY|OMP|ASCEND|PYTORCH|TORCH|TASK|NPU)_\w+")
 def _cann(context: Context) -> CheckResult:
     """A CANN of another release than the stack's was not published with it; another patch gives a warning."""
     pin = context.stack.pin("cann") if context.stack else None
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     if context.stack is None or pin is None or cann is None:
         return skip("stack.none" if context.stack is None else "stack.no-cann")
     evidence = (*context.facts.cann.toolkit.evidence, Evidence(context.stack.name, f"CANN {pin.version}"))
@@ -35,7 +35,7 @@ def _cann(context: Context) -> CheckResult:
 
 def _python(context: Context) -> CheckResult:
     """The wheels of a stack are for one Python."""
-    python = context.facts.python.interpreter.value
+    python = context.python
     if context.stack is None or python is None:
         return skip("stack.none" if context.stack is None else "no-python")
     wanted, has = context.stack.platform.python, ".".join(python.version.split(".")[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 from typing import TYPE_CHECKING
@@ -9,16 +10,16 @@ from typing import TYPE_CHECKING
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.smoke.learning import accuracy_rises, is_calibrated, too_little
-from npuenv.smoke.machine import MACHINE
 from npuenv.smoke.reading import Reading, finding, number
 from npuenv.smoke.run import METRICS
-from npuenv.smoke.second_opinion import QUESTIONS as SECOND_OPINION
-from npuenv.smoke.second_opinion import WRONG
+from npuenv.smoke.stages import MACHINE, SECOND_OPINION, WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from npuenv.smoke.run import Record
+
+    _OfStage = Callable[[Reading, Record], Finding]
 
 SCHEMA = "npuenv.metrics/1"
 # float32 on one machine: sampler and learner add in different order (measured 1e-6 to 1e-5).
@@ -152,13 +153,10 @@ def _dead_rank(run: Reading) -> Record | None:
     has.
     """
     died = next((each for each in run.records if each.get("kind") == "ranks" and each.get("passed") is False), None)
-    if (
-        died is None
-        or died.get("rank") is None
-        or (died.get("rank") == 0 and number(died, "code") > 0 and run.end is not None)
-    ):
+    if died is None or died.get("rank") is None:
         return None
-    return died
+    is_own_error = died.get("rank") == 0 and number(died, "code") > 0 and run.end is not None
+    return None if is_own_error else died
 
 
 def _loss(run: Reading) -> Record | None:
@@ -178,13 +176,26 @@ def _how(died: Record) -> Message | str:
     return Message("smoke.rank-killed", {"signal": known.get(-code, str(-code))})
 
 
-def _generation(run: Reading) -> Finding:
-    check, stage = "training.generation-ends", run.stage("generation")
-    if stage is None or _is_open(stage):
-        return _not_measured(check, "generation", stage)
+def _of_stage(name: str, check: str) -> Callable[[_OfStage], Callable[[Reading], Finding]]:
+    """Decorates a question about one stage: the function gets its record if the trainer measured it without failing."""
+
+    def decorate(question: _OfStage) -> Callable[[Reading], Finding]:
+        @functools.wraps(question)
+        def ask(run: Reading) -> Finding:
+            stage = run.stage(name)
+            if stage is None or _is_open(stage):
+                return _not_measured(check, name, stage)
+            return question(run, stage) if stage.get("cause") is None else _broken(check, stage)
+
+        return ask
+
+    return decorate
+
+
+@_of_stage("generation", "training.generation-ends")
+def _generation(run: Reading, stage: Record) -> Finding:
+    check = "training.generation-ends"
     args = {"answers": stage.get("answers"), "ended": stage.get("ended"), "groups": stage.get("groups")}
-    if stage.get("cause") is not None:
-        return _broken(check, stage)
     if stage.get("end_token") is None:
         return finding(check, Status.FAIL, "no-end-token", args, evidence=stage)
     if number(stage, "groups_of_one_text") == number(stage, "groups") and run.setting("rollouts_per_prompt") != 1:
@@ -194,13 +205,9 @@ def _generation(run: Reading) -> Finding:
     return finding(check, Status.OK, "generation", args, evidence=stage)
 
 
-def _reward(run: Reading) -> Finding:
-    check, stage = "training.reward", run.stage("reward")
-    if stage is None or _is_open(stage):
-        return _not_measured(check, "reward", stage)
-    if stage.get("cause") is not None:
-        return _broken(check, stage)
-    key = _wrong_reward(run, stage)
+@_of_stage("reward", "training.reward")
+def _reward(run: Reading, stage: Record) -> Finding:
+    check, key = "training.reward", _wrong_reward(run, stage)
     args = {
         "answers": stage.get("answers"),
         "low": f"{number(stage, 'lowest'):g}",
@@ -224,41 +231,37 @@ def _reward(run: Reading) -> Finding:
 
 def _wrong_reward(run: Reading, stage: Record) -> str | None:
     """The message key for wrong rewards; None if they are fine."""
-    if number(stage, "not_finite") != 0:
-        return "reward-not-finite"
-    if stage.get("is_reordered") is not False:
-        return "shuffled-reward"
-    if not number(stage, "highest") > number(stage, "lowest"):
-        return "constant-reward"
-    if run.setting("rollouts_per_prompt") == 1 and run.setting("estimator") in _BY_GROUP:
-        convention = (run.header or {}).get("convention") or {}
-        return "group-of-one-raw" if convention.get("group_of_one") == "reward" else "group-of-one"
-    if not number(stage, "groups_with_signal") > 0 and run.setting("rollouts_per_prompt") != 1:
-        return "no-signal"
-    if number(stage, "lost") != 0:
-        return "rewards-lost"
-    return None
+    is_single, convention = run.setting("rollouts_per_prompt") == 1, (run.header or {}).get("convention") or {}
+    alone = "group-of-one-raw" if convention.get("group_of_one") == "reward" else "group-of-one"
+    wrong = {
+        "reward-not-finite": number(stage, "not_finite") != 0,
+        "shuffled-reward": stage.get("is_reordered") is not False,
+        "constant-reward": not number(stage, "highest") > number(stage, "lowest"),
+        alone: is_single and run.setting("estimator") in _BY_GROUP,
+        "no-signal": not number(stage, "groups_with_signal") > 0 and not is_single,
+        "rewards-lost": number(stage, "lost") != 0,
+    }
+    return next((key for key, is_so in wrong.items() if is_so), None)
 
 
-def _update(run: Reading) -> Finding:
-    check, stage = "training.weights-move", run.stage("update")
-    if stage is None or _is_open(stage):
-        return _not_measured(check, "update", stage)
-    if stage.get("cause") is not None:
-        return _broken(check, stage)
+@_of_stage("update", "training.weights-move")
+def _update(_: Reading, stage: Record) -> Finding:
+    check, still = "training.weights-move", stage.get("still")
     args = {
         "lr": f"{number(stage, 'lr_highest'):g}",
         "moved": f"{number(stage, 'moved'):.1e}",
         "bad": stage.get("not_finite"),
         "steps": stage.get("steps"),
     }
-    if not number(stage, "lr_highest") > 0:
-        return finding(check, Status.FAIL, "lr-zero", args, evidence=stage)
-    if number(stage, "not_finite") != 0:
-        return finding(check, Status.FAIL, "steps-left-out", args, evidence=stage)
-    if not 0 < number(stage, "moved") < math.inf:
-        return finding(check, Status.FAIL, "weights-still", args, evidence=stage)
-    if isinstance(still := stage.get("still"), list) and still:
+    wrong = {
+        "lr-zero": not number(stage, "lr_highest") > 0,
+        "steps-left-out": number(stage, "not_finite") != 0,
+        "weights-still": not 0 < number(stage, "moved") < math.inf,
+    }
+    for key, is_so in wrong.items():
+        if is_so:
+            return finding(check, Status.FAIL, key, args, evidence=stage)
+    if isinstance(still, list) and still:
         args |= {"count": len(still), "tensors": stage.get("tensors"), "name": still[0]}
         return finding(check, Status.FAIL, "tensors-still", args, evidence=stage, fix_key="step-wrong")
     return finding(check, Status.OK, "weights-move", args, evidence=stage)
@@ -351,20 +354,12 @@ def _validated(run: Reading) -> Finding:
     return finding(check, Status.FAIL, "no-validation", {"when": Message(missing)})
 
 
-def _mask(run: Reading) -> Finding:
-    return _measured(run, "mask", "training.mask-exact")
-
-
-def _weights(run: Reading) -> Finding:
-    return _measured(run, "sampler-weights", "training.weights-published")
-
-
 def _checkpoint(run: Reading) -> Finding:
     """Whether the state was restored, and whether the next step is identical: the second may fail independently."""
     check, stage = "training.checkpoint-exact", run.stage("checkpoint") or {}
     is_back = stage.get("restored_equal") is True and stage.get("next_step_equal") is False
     if stage.get("cause") is not None or not is_back:
-        return _measured(run, "checkpoint", check)
+        return _measured("checkpoint", check)(run)
     for other in ("sampler-weights", "ranks-agree"):
         if (run.stage(other) or {"passed": True}).get("passed") is False:
             return finding(check, Status.UNKNOWN, f"next-step-after-{other}", evidence=stage)
@@ -385,16 +380,15 @@ def _ranks(run: Reading) -> Finding:
     return finding(check, Status.FAIL, "ranks-differ", args, evidence=stage)
 
 
-def _measured(run: Reading, name: str, check: str) -> Finding:
-    """A yes or no that the trainer measured itself; its record is the evidence."""
-    stage = run.stage(name)
-    if stage is None or _is_open(stage):
-        return _not_measured(check, name, stage)
-    if stage.get("cause") is not None:
-        return _broken(check, stage)
-    if stage.get("passed") is True:
-        return finding(check, Status.OK, name, evidence=stage)
-    return finding(check, Status.FAIL, f"{name}-failed", evidence=stage)
+def _measured(name: str, check: str) -> Callable[[Reading], Finding]:
+    """A question that the trainer answered itself with yes or no; its record is the evidence."""
+
+    @_of_stage(name, check)
+    def question(_: Reading, stage: Record) -> Finding:
+        status, key = (Status.OK, name) if stage.get("passed") is True else (Status.FAIL, f"{name}-failed")
+        return finding(check, status, key, evidence=stage)
+
+    return question
 
 
 def _is_open(stage: Record) -> bool:
@@ -420,11 +414,11 @@ QUESTIONS: Sequence[Callable[[Reading], Finding]] = (
     _generation,
     _reward,
     _advantages,
-    _mask,
+    _measured("mask", "training.mask-exact"),
     *SECOND_OPINION,
     _update,
     _losses_finite,
-    _weights,
+    _measured("sampler-weights", "training.weights-published"),
     _ranks,
     _logprobs_agree,
     _validated,

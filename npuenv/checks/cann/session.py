@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import installed, line, setting
+from npuenv.checks.python.installed import accepts, lines
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.toolkit import Cann, CannPath, Installs, Nnal
+    from npuenv.facts.cann.toolkit import CannFolder, CannPath, Installs, Nnal
 
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -34,7 +32,7 @@ def source(path: str) -> Fix:
 
 
 def _own_script(context: Context) -> Fix:
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     return source(cann.set_env if cann else "")
 
 
@@ -42,35 +40,23 @@ def _entries(context: Context) -> tuple[CannPath, ...]:
     return context.facts.cann.entries.value or ()
 
 
-class BrokenLink(NamedTuple):
-    """A dangling link to CANN, and the newest install beside it."""
-
-    path: str
-    root: str
-    version: str
-    fix: Fix
-
-
-def broken_link(context: Context) -> BrokenLink | None:
-    """The first dangling link with an install in its own folder; None if there is none."""
+def broken_link(context: Context) -> tuple[str, CannFolder, Fix] | None:
+    """The first dangling link with an install in its own folder, and the newest one there; None if there is none."""
     installs = context.facts.cann.installs.value
     if installs is None:
         return None
     for path in installs.dangling:
         beside = [item for item in installs.found if posixpath.dirname(item.root) == posixpath.dirname(path)]
         if beside:
-            newest = max(beside, key=lambda item: _release(item.version))
-            fix = fix_for("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
-            return BrokenLink(path, newest.root, newest.version, fix)
+            # Names that are not releases come before all releases.
+            newest = max(beside, key=lambda item: release_of(item.version) or versions.cann("0.0.0"))
+            return path, newest, fix_for("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
     return None
 
 
-def _release(text: str) -> versions.Version:
-    """A sort key: names that are not releases come before all releases."""
-    try:
-        return versions.cann(text)
-    except BadInput:
-        return versions.cann("0.0.0")
+def release_of(text: str) -> versions.Version | None:
+    """The release with this number; None for a name that is none."""
+    return versions.cann(text) if versions.is_cann(text) else None
 
 
 @given(lambda context: context.facts.cann.installs.value, "no-cann")
@@ -78,15 +64,14 @@ def _links(context: Context, found: Installs) -> CheckResult:
     """Installs side by side, and whether the links all lead to one of them."""
     if found.mixed:
         link, homes = next(iter(sorted(found.mixed.items())))
-        lines = (Evidence(link, home) for home in homes)
-        return warn("cann.links-mixed", *lines, fix=fix_for("cann.links"), link=link, homes=homes)
+        shown = (Evidence(link, home) for home in homes)
+        return warn("cann.links-mixed", *shown, fix="cann.links", link=link, homes=homes)
     if found.dangling:
         broken = broken_link(context)
-        if broken is not None and context.facts.cann.toolkit.value is None and context.facts.cann.closed.value is None:
+        if broken is not None and context.cann is None and context.facts.cann.closed.value is None:
             return skip("because", cause="cann.found")  # which names the link and has the same fix
-        lines = (Evidence(link, "leads nowhere") for link in found.dangling)
-        fix = broken.fix if broken is not None else fix_for("cann.links")
-        return warn("cann.links-dangling", *lines, fix=fix, links=found.dangling)
+        shown = (Evidence(link, "leads nowhere") for link in found.dangling)
+        return warn("cann.links-dangling", *shown, fix=broken[2] if broken else "cann.links", links=found.dangling)
     if not found.found:
         return skip("no-cann")
     return ok("cann.links-ok", installs=tuple(item.root for item in found.found))
@@ -101,12 +86,12 @@ def _one_version(context: Context) -> CheckResult:
     others = [item for item in entries if item.real and item.real != own and item.is_there]
     if not others:
         return ok("cann.one-version-ok", root=own)
-    fix, shown = fix_for("cann.fresh", *_own_script(context).commands), others[0]
-    lines = tuple(Evidence("environment", f"{item.variable}: {item.path}") for item in others)
-    says = {"variable": shown.variable, "other": shown.real, "own": own}
+    fix, first = fix_for("cann.fresh", *_own_script(context).commands), others[0]
+    shown = tuple(Evidence("environment", f"{item.variable}: {item.path}") for item in others)
+    says = {"variable": first.variable, "other": first.real, "own": own}
     if any(item.variable not in _LISTS or _comes_first(item, entries, own) for item in others):
-        return fail("cann.one-version-first", *lines, fix=fix, **says)
-    return warn("cann.one-version-behind", *lines, fix=fix, **says)
+        return fail("cann.one-version-first", *shown, fix=fix, **says)
+    return warn("cann.one-version-behind", *shown, fix=fix, **says)
 
 
 def _comes_first(entry: CannPath, entries: tuple[CannPath, ...], own: str) -> bool:
@@ -120,15 +105,15 @@ def _comes_first(entry: CannPath, entries: tuple[CannPath, ...], own: str) -> bo
 def _gone(context: Context) -> CheckResult:
     """Search paths into a removed CANN. `cann.sourced` reports a missing home of the session itself."""
     entries = _entries(context)
-    if context.facts.cann.toolkit.value is None:
+    if context.cann is None:
         return skip("no-cann")
     home = {item.home for item in entries if item.variable == "ASCEND_HOME_PATH"}
     gone = [item for item in entries if item.is_there is False and item.variable in _LISTS and item.home not in home]
     if not gone:
         return ok("cann.gone-ok")
     homes = tuple(dict.fromkeys(item.home for item in gone))
-    lines = (Evidence("environment", f"{item.variable}: {item.path}") for item in gone)
-    return warn("cann.gone-warn", *lines, fix=fix_for("cann.fresh", *_own_script(context).commands), homes=homes)
+    shown = (Evidence("environment", f"{item.variable}: {item.path}") for item in gone)
+    return warn("cann.gone-warn", *shown, fix=fix_for("cann.fresh", *_own_script(context).commands), homes=homes)
 
 
 def _stand_ins(context: Context) -> CheckResult:
@@ -146,26 +131,23 @@ def _stand_ins(context: Context) -> CheckResult:
 
 def _python_path(context: Context) -> CheckResult:
     """PYTHONPATH was overwritten or unset after set_env.sh, so that CANN's packages (te, tbe, acl) are not found."""
-    if not setting(context, "ASCEND_HOME_PATH"):
+    if not context.setting("ASCEND_HOME_PATH"):
         return skip("cann.python-path-skip")
     if any(item.variable == "PYTHONPATH" for item in _entries(context)):
         return ok("cann.python-path-ok")
-    return warn("cann.python-path-lost", line(context, "PYTHONPATH"), fix=_own_script(context))
+    return warn("cann.python-path-lost", context.line("PYTHONPATH"), fix=_own_script(context))
 
 
 def _python_packages(context: Context) -> CheckResult:
     """The imports of CANN's operator compiler: without them the first compiled operator fails with 500001."""
-    have = installed(context)
-    python = context.facts.python.interpreter.value
-    if "torch-npu" not in have or python is None:
+    python = context.python
+    if python is None or "torch-npu" not in python.distributions:
         return skip("no-torch-npu")
-    missing = tuple(name for name in _IMPORTS if name not in have)
+    missing = tuple(name for name in _IMPORTS if name not in python.distributions)
     if not missing:
         return ok("cann.packages-ok")
-    where = f"{python.executable} (inventory)"
     fix = fix_for("cann.packages", (python.executable, "-m", "pip", "install", *missing))
-    lines = (Evidence(where, f"{name} not installed") for name in missing)
-    return warn("cann.packages-missing", *lines, fix=fix, names=missing)
+    return warn("cann.packages-missing", *lines(context, *missing), fix=fix, names=missing)
 
 
 def _gcc(context: Context) -> CheckResult:
@@ -175,7 +157,7 @@ def _gcc(context: Context) -> CheckResult:
         return skip("cann.gcc-skip")
     if int(version.split(".")[0]) >= _OLDEST_GCC:
         return ok("cann.gcc-ok", version=version)
-    return warn("cann.gcc-old", fix=fix_for("cann.gcc"), version=version, least=_OLDEST_GCC)
+    return warn("cann.gcc-old", fix="cann.gcc", version=version, least=_OLDEST_GCC)
 
 
 def _writable(context: Context) -> CheckResult:
@@ -189,18 +171,14 @@ def _writable(context: Context) -> CheckResult:
     return warn("cann.writable-shut", evidence, fix=fix, path=shut.path, state=shut.state)
 
 
+_STUBS = "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used"
 _PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
 _WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
 CHECKS = (
     card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
     card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
     card_check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone),
-    card_check(
-        "cann.stand-ins",
-        (),
-        "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used",
-        _stand_ins,
-    ),
+    card_check("cann.stand-ins", (), _STUBS, _stand_ins),
     card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
     card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
     card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
@@ -213,9 +191,11 @@ _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
 def _nnal(context: Context) -> CheckResult:
-    nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
+    nnal, cann = context.facts.cann.nnal.value, context.cann
     if nnal is not None:
-        if cann is not None and not _same_series(nnal.version, cann):
+        releases = [release_of(each.version) for each in (nnal, cann) if each]
+        # an unreadable number proves no mismatch
+        if cann is not None and len({release.series for release in releases if release}) > 1:
             fix = fix_for("cann.nnal-install", version=cann.version)
             return warn("cann.nnal-other", fix=fix, nnal=nnal.version, cann=cann.version)
         return ok("cann.nnal-ok", version=nnal.version)
@@ -223,13 +203,6 @@ def _nnal(context: Context) -> CheckResult:
         return skip("no-cann")
     fix = fix_for("cann.nnal-install", version=cann.version)
     return fail("cann.nnal-fail", fix=fix) if context.framework in NPU_FRAMEWORKS else warn("cann.nnal-fail", fix=fix)
-
-
-def _same_series(version: str, cann: Cann) -> bool:
-    try:
-        return versions.cann(version).series == versions.cann(cann.version).series
-    except BadInput:
-        return True  # an unreadable number proves no mismatch
 
 
 def _script(nnal: Nnal) -> str:
@@ -242,21 +215,21 @@ def _sourced(context: Context) -> CheckResult:
     if nnal is None:
         return skip("cann.nnal-sourced-skip")
     fix = source(_script(nnal))
-    if not setting(context, "ATB_HOME_PATH"):
-        return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=fix)
+    if not context.setting("ATB_HOME_PATH"):
+        return warn("cann.nnal-sourced-unset", context.line("ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
-        return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=fix, home=atb.home)
+        return fail("cann.nnal-sourced-nowhere", context.line("ATB_HOME_PATH"), fix=fix, home=atb.home)
     path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
-        fix = fix_for("cann.nnal-mixed")
-        return warn("cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
+        shown = context.line("LD_LIBRARY_PATH")
+        return warn("cann.nnal-sourced-mixed", shown, fix="cann.nnal-mixed", first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
-        shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
-        return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
-    if path and not kinds and f"{setting(context, 'ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
-        return warn("cann.nnal-sourced-half", line(context, "LD_LIBRARY_PATH"), fix=fix)
-    return ok("cann.nnal-sourced-ok", line(context, "ATB_HOME_PATH"))
+        both = (context.line("ATB_HOME_PATH"), context.line("LD_LIBRARY_PATH"))
+        return warn("cann.nnal-sourced-split", *both, fix="cann.nnal-mixed", home=atb.abi, first=kinds[0])
+    if path and not kinds and f"{context.setting('ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
+        return warn("cann.nnal-sourced-half", context.line("LD_LIBRARY_PATH"), fix=fix)
+    return ok("cann.nnal-sourced-ok", context.line("ATB_HOME_PATH"))
 
 
 def _kinds(context: Context) -> list[str]:
@@ -271,7 +244,7 @@ def _library(context: Context) -> CheckResult:
         return skip("cann.nnal-sourced-skip")
     if atb.has_library:
         return ok("cann.nnal-library-ok")
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     fix = fix_for("cann.nnal-install", version=cann.version if cann else "")
     return fail("cann.nnal-library-fail", *context.facts.cann.atb.evidence, fix=fix, home=atb.home)
 
@@ -285,9 +258,9 @@ def why_unloadable(context: Context) -> str | None:
 def _abi(context: Context) -> CheckResult:
     """The ABI at the end of ATB_HOME_PATH, chosen when it was sourced, against that of torch."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
-    lines = context.facts.cann.torch_abi.evidence
-    if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := installed(context).get("torch", "")):
-        torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
+    stated = context.facts.cann.torch_abi.evidence
+    if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := context.installed.get("torch", "")):
+        torch, stated = "1", (Evidence("python (inventory)", f"torch {version}"),)
     if atb is None or not atb.abi or torch is None:
         return skip("cann.nnal-abi-skip")
     loaded = [*_kinds(context), atb.abi][0]
@@ -296,8 +269,8 @@ def _abi(context: Context) -> CheckResult:
     nnal = context.facts.cann.nnal.value
     script = _script(nnal) if nnal else "nnal/atb/set_env.sh"
     fix = fix_for("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
-    shown = line(context, "ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
-    return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
+    shown = context.line("ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
+    return fail("cann.nnal-abi-fail", shown, *stated, fix=fix, atb=loaded, torch=torch)
 
 
 _ABI = "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.cann import session as cann_session
-from npuenv.checks.cann.session import source
-from npuenv.checks.python.installed import chip_generations, resolve_here
-from npuenv.checks.session.variables import generation, line
+from npuenv.checks.cann.session import release_of, source
+from npuenv.checks.python.installed import resolve_here
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
@@ -31,13 +30,6 @@ _VENDORS = "CANN custom operator deployment: vendors, ASCEND_CUSTOM_OPP_PATH"
 _VERSION_FILES = "version.info of CANN 8.2.RC1 toolkit and 8.3 opp_kernel"
 
 
-def _release(text: str) -> versions.Version | None:
-    try:
-        return versions.cann(text)
-    except BadInput:
-        return None
-
-
 def _parts(context: Context) -> CheckResult:
     """The releases of compiler, runtime, opp, toolkit and hccl, by their version files, else by version.cfg."""
     parts, config = context.facts.cann.parts.value or (), context.facts.cann.running.value
@@ -45,27 +37,26 @@ def _parts(context: Context) -> CheckResult:
     for name, release in (config.running if config else {}).items():
         named.setdefault(name, (release, Evidence("version.cfg", f"{name}_running_version {release}")))
     named.pop("opp_kernel", None)  # the kernels package has its own check
-    read = {name: (release, version, path) for name, (release, path) in named.items() if (version := _release(release))}
+    read = {name: version for name, (text, _) in named.items() if (version := release_of(text))}
     if not read:
         return skip("cann.parts-skip")
-    oldest = min(read.items(), key=lambda item: item[1][1])
-    newest = max(read.items(), key=lambda item: item[1][1])
-    if oldest[1][1] == newest[1][1]:
-        return ok("cann.parts-ok", release=oldest[1][0], count=len(read))
-    says = {"old": oldest[0], "old_release": oldest[1][0], "new": newest[0], "new_release": newest[1][0]}
-    lines = (oldest[1][2], newest[1][2])
-    is_far = oldest[1][1].series != newest[1][1].series
-    return (fail if is_far else warn)("cann.parts-mixed", *lines, fix=fix_for("cann.parts"), **says)
+    old, new = (end(read, key=lambda name: read[name]) for end in (min, max))
+    (old_release, old_line), (new_release, new_line) = named[old], named[new]
+    if read[old] == read[new]:
+        return ok("cann.parts-ok", release=old_release, count=len(read))
+    says = {"old": old, "old_release": old_release, "new": new, "new_release": new_release}
+    make = warn if read[old].series == read[new].series else fail
+    return make("cann.parts-mixed", old_line, new_line, fix="cann.parts", **says)
 
 
 def _ops(context: Context) -> CheckResult:
     """The kernels (ops) package against the toolkit. Before 8.5 a newer toolkit accepts an older kernels package:
     toolkit/version.info has `required_package_opp_kernel_version=">=7.6, <=8.2"`; from 8.5 on the versions must match.
     """
-    cann, ops = context.facts.cann.toolkit.value, context.facts.cann.ops.value
+    cann, ops = context.cann, context.facts.cann.ops.value
     if cann is None or ops is None:
         return skip("no-cann" if cann is None else "cann.ops-skip")
-    toolkit, kernels = _release(cann.version), _release(ops.version)
+    toolkit, kernels = release_of(cann.version), release_of(ops.version)
     if toolkit is None or kernels is None:
         return skip("cann.ops-skip")
     if toolkit == kernels:
@@ -79,13 +70,13 @@ def _ops(context: Context) -> CheckResult:
 
 
 def _install(context: Context, version: str) -> Fix:
-    row = context.matrix.hardware_row(generation(context))
+    row = context.matrix.hardware_row(context.generation)
     return fix_for("cann.ops-install", version=version, chip=row.image_chip if row else "CHIP")
 
 
 def _kernels(context: Context) -> CheckResult:
     """Compiled operators for this machine's chip: without them the first operator fails with 561103."""
-    cann, row = context.facts.cann.toolkit.value, context.matrix.hardware_row(generation(context))
+    cann, row = context.cann, context.matrix.hardware_row(context.generation)
     if cann is None:
         return skip("no-cann")
     fact, fix = context.facts.cann.kernels, _install(context, cann.version)
@@ -139,15 +130,15 @@ def _custom(context: Context) -> CheckResult:
     lost = [item for item in fact.value.packages if not item.is_there]
     if lost:
         lines = _places((item.named_by, f"{item.path}: absent") for item in lost)
-        fix = fix_for("cann.custom-lost")
-        return warn("cann.custom-lost", *lines, fix=fix, path=lost[0].path, named_by=lost[0].named_by)
-    row = context.matrix.hardware_row(generation(context))
+        path, named_by = lost[0].path, lost[0].named_by
+        return warn("cann.custom-lost", *lines, fix="cann.custom-lost", path=path, named_by=named_by)
+    row = context.matrix.hardware_row(context.generation)
     wanted = set(row.kernels) if row else set()
     other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]
     if other:
         lines = _places((item.path, " ".join(item.chips or ())) for item in other)
         says = {"path": other[0].path, "chips": other[0].chips or (), "chip": min(wanted)}
-        return warn("cann.custom-other", *lines, fix=fix_for("cann.custom-other"), **says)
+        return warn("cann.custom-other", *lines, fix="cann.custom-other", **says)
     return ok("cann.custom-ok", count=len(fact.value.packages))
 
 
@@ -167,20 +158,21 @@ def _found(context: Context) -> CheckResult:
         return _shut(context)
     if fact.state is State.UNKNOWN:
         return unknown("unknown-input", *lines, facts=("cann.toolkit",))
-    if cann is None and (link := cann_session.broken_link(context)) is not None:
-        return fail("cann.cann-found-link", *lines, fix=link.fix, link=link.path, root=link.root, version=link.version)
+    if cann is None and (broken := cann_session.broken_link(context)) is not None:
+        link, newest, fix = broken
+        return fail("cann.cann-found-link", *lines, fix=fix, link=link, root=newest.root, version=newest.version)
     if cann is None:
         return fail("cann.cann-found-fail", *lines, fix=fix_for("cann.cann-install", resolve_here(context)))
     says = {"version": cann.version, "root": cann.root}
     if cann.torn:
         lines = (Evidence(cann.torn, "names no version"), *lines)
-        return warn("cann.cann-found-torn", *lines, fix=fix_for("cann.cann-reinstall"), file=cann.torn, **says)
+        return warn("cann.cann-found-torn", *lines, fix="cann.cann-reinstall", file=cann.torn, **says)
     if not cann.set_env:
         line = Evidence(cann.root, "no set_env.sh, here or in the folder above")
-        return warn("cann.cann-found-no-script", line, fix=fix_for("cann.cann-reinstall"), **says)
+        return warn("cann.cann-found-no-script", line, fix="cann.cann-reinstall", **says)
     if not cann.has_install_file:
         lines = (Evidence(cann.root, "no ascend_*_install.info"), *lines)
-        return warn("cann.cann-found-no-file", *lines, fix=fix_for("cann.cann-reinstall"), **says)
+        return warn("cann.cann-found-no-file", *lines, fix="cann.cann-reinstall", **says)
     return ok("cann.cann-found-ok", *lines, answered_by=cann.answered_by, **says)
 
 
@@ -207,27 +199,26 @@ def why_unloadable(context: Context) -> str | None:
 
 def _sourced(context: Context) -> CheckResult:
     """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
-    cann, environment = context.facts.cann.toolkit.value, context.environment
+    cann, environment = context.cann, context.environment
     if cann is None:
         return skip("no-cann")
     fix = source(cann.set_env)
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
     if not home:
-        return fail("cann.cann-sourced-unset", line(context, "ASCEND_HOME_PATH"), fix=fix)
+        return fail("cann.cann-sourced-unset", context.line("ASCEND_HOME_PATH"), fix=fix)
     if cann.answered_by != "ASCEND_HOME_PATH":
-        return fail("cann.cann-sourced-nowhere", line(context, "ASCEND_HOME_PATH"), fix=fix, home=home)
+        return fail("cann.cann-sourced-nowhere", context.line("ASCEND_HOME_PATH"), fix=fix, home=home)
     if not environment.get("ASCEND_OPP_PATH"):
-        return fail("cann.cann-sourced-opp-unset", line(context, "ASCEND_OPP_PATH"), fix=fix)
+        return fail("cann.cann-sourced-opp-unset", context.line("ASCEND_OPP_PATH"), fix=fix)
     if context.facts.cann.opp.value != "folder":
-        shown = line(context, "ASCEND_OPP_PATH")
+        shown = context.line("ASCEND_OPP_PATH")
         return fail("cann.cann-sourced-opp-nowhere", shown, fix=fix, path=environment["ASCEND_OPP_PATH"])
     if cann.missing_parts:
-        fix = fix_for("cann.cann-reinstall")
-        return fail("cann.cann-sourced-parts", fix=fix, root=cann.root, parts=cann.missing_parts)
+        return fail("cann.cann-sourced-parts", fix="cann.cann-reinstall", root=cann.root, parts=cann.missing_parts)
     if not _has_libraries(context, cann.root):
-        shown = line(context, "LD_LIBRARY_PATH")
+        shown = context.line("LD_LIBRARY_PATH")
         return fail("cann.cann-sourced-libraries", shown, fix=fix, root=cann.root)
-    return ok("cann.cann-sourced-ok", line(context, "ASCEND_HOME_PATH"))
+    return ok("cann.cann-sourced-ok", context.line("ASCEND_HOME_PATH"))
 
 
 def _has_libraries(context: Context, root: str) -> bool:
@@ -241,22 +232,22 @@ def _has_libraries(context: Context, root: str) -> bool:
 
 
 def _arch(context: Context) -> CheckResult:
-    cann, arch = context.facts.cann.toolkit.value, context.facts.machine.arch.value
+    cann, arch = context.cann, context.facts.machine.arch.value
     if cann is None or not cann.arch or arch is None:
         return skip("no-cann")
     if cann.arch == arch:
         return ok("cann.cann-arch-ok", arch=arch)
-    return fail("cann.cann-arch-fail", fix=fix_for("cann.cann-reinstall"), cann=cann.arch, machine=arch)
+    return fail("cann.cann-arch-fail", fix="cann.cann-reinstall", cann=cann.arch, machine=arch)
 
 
 def _driver(context: Context) -> CheckResult:
     """CANN against the driver's HDK number. The official table gives a range; older ones name only one match."""
-    cann, driver = context.facts.cann.toolkit.value, _driver_version(context)
+    cann, driver = context.cann, _driver_version(context)
     if driver is None and context.facts.npu.driver.state is State.UNKNOWN:
         return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
     if cann is None or driver is None:
         return skip("cann.cann-driver-skip")
-    if "950" in chip_generations(context):  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
+    if "950" in context.chip_generations:  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
         return skip("cann.cann-driver-950", driver=driver)
     try:
         row, have = context.matrix.cann_row(cann.version), versions.driver(driver)

@@ -11,7 +11,7 @@ from npuenv.facts.collector import was_asked
 from npuenv.facts.hccn.tool import NOT_ASKED, HccnRefusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from npuenv.core.fact import Fact
 
@@ -39,6 +39,14 @@ def answers(context: Context, name: str) -> Answers | None:
     lines = {card: fact.value[card].evidence[0] for card in values}
     blind = {card: item.evidence[0] for card, item in fact.value.items() if item.state is State.UNKNOWN}
     return Answers(values, lines, blind)
+
+
+def about(
+    make: Callable[..., CheckResult], name: str, lines: Mapping[int, Evidence], cards: Iterable[int], **args: Any
+) -> CheckResult | None:
+    """The result for some cards, each with its line; None without any."""
+    named = tuple(cards)
+    return make(name, *(lines[card] for card in named), cards=named, **args) if named else None
 
 
 def cards_here(context: Context) -> set[int]:

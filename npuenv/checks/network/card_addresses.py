@@ -1,4 +1,5 @@
-"""Checks of the cards' addresses and TLS switches: in /etc/hccn.conf and, from level 2 on, as hccn_tool reports them.
+"""Checks of the cards' addresses and TLS switches: in /etc/hccn.conf and, from level 2 on, as hccn_tool reports them;
+of a launch's rank table.
 
 The file applies at the next start of the driver, the tool shows the present state: both have to be correct. A card
 without an entry has its default, which is not in the file. A machine whose cards have no address at all uses them
@@ -12,19 +13,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, unknown, warn, worst
-from npuenv.checks.network.answers import answers, cards_here, stranded_cards, tool_failure, unread_cards
+from npuenv.checks.network.answers import about, answers, cards_here, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Fix, Status
 
 if TYPE_CHECKING:
     import ipaddress
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from npuenv.facts.collect import Facts
-    from npuenv.facts.hccn.tool import HccnConf
+    from npuenv.facts.hccn.tool import HccnConf, RankTable, Server
 
 CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"
+_SET_ADDRESS = fix_for("network.address", needs_root=True)
 _LEAST_FOR_ODD = 3  # minimum number of cards that have to agree before another one counts as an outlier
 
 
@@ -78,13 +80,18 @@ def _is_usable(ip: str, netmask: str) -> bool:
 Addresses = dict[int, CardAddress]
 
 
+def _filed(facts: Facts, key: str) -> dict[int, str]:
+    """Card -> its value of a key in /etc/hccn.conf."""
+    conf = facts.hccn.conf.value
+    return {card: keys[key] for card, keys in (conf.by_device if conf else {}).items() if keys.get(key)}
+
+
 def in_file(facts: Facts) -> Addresses:
     """Card -> its address in /etc/hccn.conf."""
-    conf = facts.hccn.conf.value
+    masks = _filed(facts, "netmask")
     return {
-        card: CardAddress(keys["address"], keys.get("netmask", ""), Evidence(CONF, f"address_{card}={keys['address']}"))
-        for card, keys in sorted((conf.by_device if conf else {}).items())
-        if keys.get("address")
+        card: CardAddress(ip, masks.get(card, ""), Evidence(CONF, f"address_{card}={ip}"))
+        for card, ip in sorted(_filed(facts, "address").items())
     }
 
 
@@ -186,29 +193,22 @@ def _set(context: Context) -> CheckResult:
         (in_use(context.facts), _blind_in_use(context), "hccn_tool -ip -g"),
         (in_file(context.facts), _blind_in_file(context), CONF),
     ):
-        lines = [Evidence(where, f"address_{card}={addresses[card].ip}") for card in list(addresses)[:2]]
-        fix = fix_for("network.address", needs_root=True)
-        outcomes.append(_lacking(context, "network.address-missing", where, lines, fix, addresses, blind))
+        having = {card: f"address_{card}={address.ip}" for card, address in addresses.items()}
+        outcomes.append(_lacking(context, "network.address-missing", _SET_ADDRESS, where, having, blind))
         counts += [len(addresses)] if addresses else []
     well = ok("network.address-set", count=counts[0]) if counts else skip("network.address-none")
     return worst(outcomes, otherwise=well)
 
 
 def _lacking(
-    context: Context,
-    name: str,
-    where: str,
-    lines: list[Evidence],
-    fix: Fix,
-    having: Collection[int],
-    blind: Collection[int],
+    context: Context, name: str, fix: Fix, where: str, having: Mapping[int, str], blind: set[int]
 ) -> CheckResult | None:
     """The few cards that lack a value that most others have."""
-    missing = tuple(sorted(cards_here(context) - set(having) - set(blind)))
+    missing = tuple(sorted(cards_here(context) - set(having) - blind))
     if not missing or len(missing) >= len(having):
         return None
-    shown = [Evidence(where, f"none for card {card}") for card in missing]
-    return warn(name, *shown, *lines, fix=fix, cards=missing, count=len(having))
+    shown = [*(f"none for card {card}" for card in missing), *list(having.values())[:2]]
+    return warn(name, *(Evidence(where, text) for text in shown), fix=fix, cards=missing, count=len(having))
 
 
 def _blind_in_use(context: Context, name: str = "addresses") -> set[int]:
@@ -240,7 +240,7 @@ def _same(context: Context) -> CheckResult:
     elif other:
         lines = [item for card in other for item in (filed[card].line, live[card].line)]
         words = tuple(f"{card}: {filed[card].ip} / {live[card].ip}" for card in other)
-        bad = warn("network.address-differs", *lines, fix=fix_for("network.address-differs"), cards=words)
+        bad = warn("network.address-differs", *lines, fix="network.address-differs", cards=words)
     well = ok("network.address-same", count=len(both)) if both else skip("network.address-one-side")
     return worst((bad, blind_ones, _without_file(context)), otherwise=well)
 
@@ -255,9 +255,8 @@ def _valid(_: Context, addresses: Addresses) -> CheckResult:
     bad = {card: address for card, address in addresses.items() if not address.is_usable}
     if bad:
         lines = (address.line for address in bad.values())
-        fix = fix_for("network.address", needs_root=True)
         texts = tuple(f"{card}: {address.ip} {address.netmask}".rstrip() for card, address in bad.items())
-        return fail("network.address-invalid", *lines, fix=fix, addresses=texts)
+        return fail("network.address-invalid", *lines, fix=_SET_ADDRESS, addresses=texts)
     return ok("network.address-valid", count=len(addresses))
 
 
@@ -269,16 +268,15 @@ def _unique(context: Context, addresses: Addresses) -> CheckResult:
     interfaces = context.facts.network.interfaces.value or ()
     hosts = {ip: interface.name for interface in interfaces for ip in interface.addresses}
     shared = sorted(ip for ip in counts if ip in hosts)
-    fix = fix_for("network.address", needs_root=True)
     outcomes: list[CheckResult | None] = []
     if twice:
         cards = tuple(card for card, address in usable.items() if address.ip in twice)
         lines = (usable[card].evidence for card in cards)
-        outcomes.append(fail("network.address-twice", *lines, fix=fix, ip=tuple(twice), cards=cards))
+        outcomes.append(fail("network.address-twice", *lines, fix=_SET_ADDRESS, ip=tuple(twice), cards=cards))
     if shared:
         lines = (address.evidence for address in usable.values() if address.ip in shared)
-        own = {"ip": tuple(shared), "interface": hosts[shared[0]]}
-        outcomes.append(fail("network.address-of-host", *lines, fix=fix, **own))
+        ips, interface = tuple(shared), hosts[shared[0]]
+        outcomes.append(fail("network.address-of-host", *lines, fix=_SET_ADDRESS, ip=ips, interface=interface))
     return worst(outcomes, otherwise=ok("network.address-unique", count=len(usable)))
 
 
@@ -288,13 +286,8 @@ def _masks(_: Context, addresses: Addresses) -> CheckResult:
     masks = _masks_of(addresses)
     if len(masks) < 2:
         return skip("network.address-none")
-    outliers = _outliers(masks)
-    if outliers:
-        lines = (addresses[card].line for card in outliers)
-        common = Counter(masks.values()).most_common(1)[0][0]
-        fix = fix_for("network.address", needs_root=True)
-        return fail("network.netmask-differs", *lines, fix=fix, cards=tuple(outliers), common=common)
-    return ok("network.netmask-agrees", count=len(masks))
+    well = ok("network.netmask-agrees", count=len(masks))
+    return _outlying(fail, "network.netmask-differs", addresses, masks) or well
 
 
 def _masks_of(addresses: Addresses) -> dict[int, str]:
@@ -311,19 +304,22 @@ def _subnets(context: Context, addresses: Addresses) -> CheckResult:
         return skip("network.because-netmask")
     if _unique(context).status is Status.FAIL:
         return skip("network.because-twice")
-    outliers = _outliers(networks)
-    if outliers:
-        fix = fix_for("network.address", needs_root=True)
-        lines = (addresses[card].line for card in outliers)
-        common = Counter(networks.values()).most_common(1)[0][0]
-        return warn("network.subnet-odd", *lines, fix=fix, cards=tuple(outliers), common=common)
-    return ok("network.subnet-ok", count=len(set(networks.values())))
+    well = ok("network.subnet-ok", count=len(set(networks.values())))
+    return _outlying(warn, "network.subnet-odd", addresses, networks) or well
+
+
+def _outlying(
+    make: Callable[..., CheckResult], name: str, addresses: Addresses, values: dict[int, str]
+) -> CheckResult | None:
+    """The result for the outliers among the cards' values, with the value that the others have."""
+    lines = {card: address.line for card, address in addresses.items()}
+    common = Counter(values.values()).most_common(1)[0][0]
+    return about(make, name, lines, _outliers(values), fix=_SET_ADDRESS, common=common)
 
 
 def _gateway(context: Context) -> CheckResult:
     """A gateway has to be in the subnet of its card, and not be the card itself."""
-    conf, found = context.facts.hccn.conf.value, answers(context, "gateways")
-    filed = {card: keys["gateway"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("gateway")}
+    filed, found = _filed(context.facts, "gateway"), answers(context, "gateways")
     live = {card: gateway.ip for card, gateway in found.values.items()} if found else {}
     if has_address_fault(context):
         return skip("network.because-addresses")
@@ -334,11 +330,11 @@ def _gateway(context: Context) -> CheckResult:
         (filed, in_file(context.facts), _blind_in_file(context), CONF),
     ):
         usable = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
-        lines = [Evidence(where, f"gateway of {card}: {ip}") for card, ip in list(gateways.items())[:2]]
+        having = {card: f"gateway of {card}: {ip}" for card, ip in gateways.items()}
         fix = fix_for("network.gateway-missing", needs_root=True)
         bare = {*blind, *stranded_cards(context), *(cards_here(context) - addresses.keys())}
         outcomes.append(_outside(usable, addresses))
-        outcomes.append(_lacking(context, "network.gateway-missing", where, lines, fix, gateways, bare))
+        outcomes.append(_lacking(context, "network.gateway-missing", fix, where, having, bare))
         counts += [len(usable)] if usable else []
     well = ok("network.gateway-ok", count=counts[0]) if counts else skip("network.gateway-none")
     return worst(outcomes, otherwise=well)
@@ -367,8 +363,7 @@ def _is_neighbour(gateway: str, address: CardAddress) -> bool:
 
 def _mtu(context: Context) -> CheckResult:
     """The MTU of the cards, if it is set for several of them."""
-    conf, found = context.facts.hccn.conf.value, answers(context, "mtus")
-    filed = {card: keys["mtu"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("mtu")}
+    filed, found = _filed(context.facts, "mtu"), answers(context, "mtus")
     lines = {card: Evidence(CONF, f"mtu_{card}={value}") for card, value in sorted(filed.items())}
     outcomes = [_two_sizes(filed, lines), _without_file(context)]
     live: dict[int, str] = {}
@@ -412,4 +407,86 @@ CHECKS = (
     card_check("network.card-subnets", (), "hicann/hccl fault diagnosis, EI0006", _subnets),
     card_check("network.card-gateways", (), _ENV_PREP, _gateway),
     card_check("network.card-mtu", (), "HCCN tool guide, /etc/hccn.conf", _mtu),
+)
+
+
+_DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
+
+
+@given(lambda context: context.facts.hccn.rank_table.value, "network.rank-table-none")
+def _table(_: Context, table: RankTable) -> CheckResult:
+    wrong = _refusal(table)
+    if wrong:
+        fix = "network.rank-table"
+        return fail("network.rank-table-bad", Evidence(table.path, wrong), fix=fix, path=table.path, why=wrong)
+    return ok("network.rank-table-ok", count=len(table.servers))
+
+
+def _refusal(table: RankTable) -> str:
+    """The first reason for HCCL to refuse the table, in the table's terms; "" for none."""
+    if table.trouble:
+        return table.trouble
+    devices = [device for server in table.servers for device in server.devices]
+    ranks = [device.rank for device in devices]
+    ips = [device.ip for device in devices if device.ip]
+    twice = sorted({ip for ip in ips if ips.count(ip) > 1})
+    checks = (
+        (table.status != "completed", f"status {table.status or 'missing'}"),
+        (
+            table.server_count.isdigit() and int(table.server_count) != len(table.servers),
+            f"server_count {table.server_count}",
+        ),
+        (not devices, "device missing"),
+        (None in ranks or sorted(rank or 0 for rank in ranks) != list(range(len(ranks))), f"rank_id {ranks}"),
+        (any(device.card is None for device in devices), "device_id missing"),
+        (bool(twice), f"device_ip {', '.join(twice)}"),
+        (len(table.servers) > 1 and len(ips) < len(devices), "device_ip missing"),
+        (table.version == "1.2" and any(not device.super_id for device in devices), "super_device_id missing"),
+    )
+    return next((words for is_wrong, words in checks if is_wrong), "")
+
+
+def _table_addresses(context: Context) -> CheckResult:
+    """HCCL compares each address of the table with that of the card (EI0014)."""
+    table = context.facts.hccn.rank_table.value
+    if table is None or _refusal(table):
+        return skip("network.rank-table-none")
+    live, found = in_use(context.facts), answers(context, "addresses")
+    cards = live or in_file(context.facts)
+    server = _own_server(context, table, {card: address.ip for card, address in cards.items()})
+    if server is None or not cards:
+        return skip("network.rank-table-elsewhere")
+    named = {device.card for device in server.devices if device.card is not None}
+    blind = {card: line for card, line in (found.unread if found and live else {}).items() if card in named}
+    wrong = [
+        (device, cards[device.card])
+        for device in server.devices
+        if device.card in cards and device.ip and device.ip != cards[device.card].ip
+    ]
+    bad = None
+    if wrong:
+        device, address = wrong[0]
+        lines = [Evidence(table.path, f"device_id {item.card}, device_ip {item.ip}") for item, _ in wrong]
+        lines += [own.evidence for _, own in wrong]
+        fix = "network.rank-table-addresses"
+        numbers = tuple(item.card for item, _ in wrong)
+        bad = fail("network.rank-table-differs", *lines, fix=fix, cards=numbers, ip=device.ip, own=address.ip)
+    well = ok("network.rank-table-agrees", count=len(named & cards.keys()))
+    return worst((bad, unread_cards(context, blind, of=cards)), otherwise=well)
+
+
+def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Server | None:
+    """This host's entry: by its address, by the addresses of its cards, or because it is the only one."""
+    own = context.own_addresses
+    named = [server for server in table.servers if server.id in own]
+    if named or len(table.servers) == 1:
+        return (named or list(table.servers))[0]
+    shared = {server: sum(device.ip in cards.values() for device in server.devices) for server in table.servers}
+    best = max(shared, key=lambda server: shared[server], default=None)
+    return best if best is not None and shared[best] else None
+
+
+RANK_TABLE = (
+    card_check("network.rank-table", ("hccn.rank_table",), _DOCUMENT, _table),
+    card_check("network.rank-table-addresses", (), _DOCUMENT, _table_addresses),
 )

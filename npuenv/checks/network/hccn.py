@@ -23,8 +23,16 @@ from npuenv.checks.base import (
     warn,
     worst,
 )
-from npuenv.checks.network import card_addresses, interfaces, rank_table
-from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
+from npuenv.checks.network import card_addresses
+from npuenv.checks.network.answers import (
+    about,
+    answers,
+    cards_here,
+    silent_cards,
+    stranded_cards,
+    tool_failure,
+    unread_cards,
+)
 from npuenv.core.fact import Evidence, Fact, State
 from npuenv.facts.hccn.tool import HccnRefusal, refusal
 
@@ -67,7 +75,7 @@ def _flaps(context: Context) -> CheckResult:
         shown = [Evidence(found.lines[card].command, f"link up count: {read[card].up_count}") for card in cards]
         counts = tuple(f"{card}: {read[card].up_count}" for card in cards)
         if cards:
-            outcomes.append(warn(name, *shown, fix=fix_for("network.flaps"), counts=counts, cards=tuple(cards)))
+            outcomes.append(warn(name, *shown, fix="network.flaps", counts=counts, cards=tuple(cards)))
     return worst(outcomes, otherwise=ok("network.flaps-ok", *fact.evidence[:1], count=len(read)))
 
 
@@ -133,16 +141,16 @@ def _tool(context: Context) -> CheckResult:
     if hccn.tool.value is None:
         if not cards_here(context):
             return skip("network.tool-no-card")
-        if not (interfaces.spans_nodes(context) or card_addresses.addressed_cards(context)):
+        if not (context.spans_nodes or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
-        in_container = context.in_container
-        fix = fix_for("network.tool-container" if in_container else "network.tool")
-        return unknown("network.tool-missing", *hccn.tool.evidence, fix=fix)
+        wanted = "network.tool-container" if context.in_container else "network.tool"
+        return unknown("network.tool-missing", *hccn.tool.evidence, fix=wanted)
     if hccn.refused.value is not None:
         silent = silent_cards(context)
         if silent:
-            fix, says = fix_for("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
-            return unknown("network.tool-card-silent", *hccn.refused.evidence, fix=fix, **says)
+            cards, line = tuple(silent), hccn.refused.value.line
+            shown = hccn.refused.evidence
+            return unknown("network.tool-card-silent", *shown, fix="network.tool-no-answer", cards=cards, line=line)
         kind = hccn.refused.value.kind.value
         fix = fix_for(f"network.tool-{kind}", needs_root=kind == "permission")
         return unknown(f"network.tool-{kind}", *hccn.refused.evidence, fix=fix, line=hccn.refused.value.line)
@@ -166,7 +174,7 @@ def _links(context: Context, states: _Values, lines: _Lines, blind: _Lines) -> C
     return worst((down, unread_cards(context, blind, of=states)), otherwise=down or well)
 
 
-def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckResult | None:
+def _down(context: Context, states: _Values, lines: _Lines) -> CheckResult | None:
     """The result for the links that are down; None if there are none."""
     down = sorted(down_cards(context))
     if not down:
@@ -184,9 +192,8 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
     bare = [card for card in down if card in known and not known[card].is_present and not known[card].readings]
     if bare:
         shown = (*shown, *(modules.lines[card] for card in bare if modules))
-        fix = fix_for("network.module")
-        return fail("network.links-no-module", *shown, fix=fix, cards=tuple(down), bare=tuple(bare))
-    return fail("network.links-down", *shown, fix=fix_for("network.link"), cards=tuple(down), count=len(states))
+        return fail("network.links-no-module", *shown, fix="network.module", cards=tuple(down), bare=tuple(bare))
+    return fail("network.links-down", *shown, fix="network.link", cards=tuple(down), count=len(states))
 
 
 @_of_answers("net_health")
@@ -197,32 +204,25 @@ def _health(context: Context, states: _Values, lines: _Lines, blind: _Lines) -> 
     unhealthy = {card: state for card, state in assessed.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
     unset = [card for card in stranded_cards(context) if card in unhealthy]
     unreported = {card: lines[card] for card, state in assessed.items() if state == "unknown"}
-    fixes = {"health-no-gateway": fix_for("network.gateway-set"), "health-bad": fix_for("network.health")}
-    groups = {"health-no-gateway": unset, "health-bad": [card for card in unhealthy if card not in unset]}
+    groups = (
+        ("network.health-no-gateway", "network.gateway-set", unset),
+        ("network.health-bad", "network.health", [card for card in unhealthy if card not in unset]),
+    )
     bad = [
-        fail(
-            f"network.{name}",
-            *(lines[card] for card in cards),
-            fix=fixes[name],
-            cards=tuple(cards),
-            states=tuple(f"{card}: {unhealthy[card]}" for card in cards),
-        )
-        for name, cards in groups.items()
-        if cards
+        about(fail, name, lines, cards, fix=fix, states=tuple(f"{card}: {unhealthy[card]}" for card in cards))
+        for name, fix, cards in groups
     ]
     args = {card: state for card, state in assessed.items() if card not in unreported}
     blind_ones = unread_cards(context, {**blind, **unreported}, of=states)
     return worst((*bad, blind_ones), otherwise=_watching(lines, args))
 
 
-def _watching(lines: Mapping[int, Evidence], assessed: Mapping[int, str]) -> CheckResult:
+def _watching(lines: _Lines, assessed: Mapping[int, str]) -> CheckResult:
     if not assessed:
         return skip("network.because-links")
-    first = list(lines.values())[:1]
     watching = sum(state not in _NOT_SET_UP for state in assessed.values())
-    if not watching:
-        return ok("network.health-not-set-up", *first, count=len(assessed))
-    return ok("network.health-ok", *first, count=watching)
+    name = "network.health-ok" if watching else "network.health-not-set-up"
+    return ok(name, *list(lines.values())[:1], count=watching or len(assessed))
 
 
 @_of_answers("speeds")
@@ -231,17 +231,14 @@ def _speed(context: Context, speeds: _Values, lines: _Lines, blind: _Lines) -> C
     assessed = {card: speed.mbps for card, speed in speeds.items() if card not in down}
     known = {card: mbps for card, mbps in assessed.items() if mbps is not None}
     unreported = {card: lines[card] for card in assessed if card not in known}
-    first = list(lines.values())[:1]
-    gbps = max(known.values(), default=0) // 1000
+    gbps, least = (end(known.values(), default=0) // 1000 for end in (max, min))
     slow = sorted(card for card, mbps in known.items() if mbps < max(known.values()))
-    fix = fix_for("network.speed")
-    outcomes = [unread_cards(context, blind if known else {**blind, **unreported}, of=known)]
-    if slow:
-        least = min(known.values()) // 1000
-        shown = (lines[card] for card in slow)
-        outcomes.append(warn("network.speed-differs", *shown, fix=fix, cards=tuple(slow), least=least, most=gbps))
-    if unreported and known:
-        outcomes.append(warn("network.speed-unknown", *unreported.values(), fix=fix, cards=tuple(unreported)))
+    outcomes = (
+        unread_cards(context, blind if known else {**blind, **unreported}, of=known),
+        about(warn, "network.speed-differs", lines, slow, fix="network.speed", least=least, most=gbps),
+        about(warn, "network.speed-unknown", lines, unreported if known else (), fix="network.speed"),
+    )
+    first = list(lines.values())[:1]
     well = ok("network.speed-ok", *first, gbps=gbps, count=len(known)) if known else skip("network.because-links")
     return worst(outcomes, otherwise=well)
 
@@ -251,22 +248,19 @@ def _optical(context: Context, modules: _Values, lines: _Lines, blind: _Lines) -
     """The modules of cards whose link is up; those of cards that are down are named with their link."""
     assessed = {card: module for card, module in modules.items() if card not in down_cards(context)}
     gone = sorted(card for card, module in assessed.items() if not module.is_present)
-    outliers = {card: lines[card] for card in gone if assessed[card].readings}
-    outside = {card: module.outside_limits for card, module in assessed.items() if module.outside_limits}
-    fix = fix_for("network.module")
-    outcomes = [unread_cards(context, blind, of=modules)]
-    if outliers:
-        values = tuple(f"{card}: {value}" for card in outliers for value in assessed[card].readings[:1])
-        cards = tuple(outliers)
-        outcomes.append(unknown("network.optical-contradicts", *outliers.values(), cards=cards, values=values))
+    outliers = [card for card in gone if assessed[card].readings]
+    values = tuple(f"{card}: {value}" for card in outliers for value in assessed[card].readings[:1])
     absent = [card for card in gone if card not in outliers]
-    if absent:
-        shown = (lines[card] for card in absent)
-        outcomes.append(warn("network.optical-absent", *shown, fix=fix, cards=tuple(absent)))
-    outcomes += [
-        warn("network.optical-limits", lines[card], fix=fix, card=card, values=values)
-        for card, values in outside.items()
-        if card not in gone
+    outside = {card: module.outside_limits for card, module in assessed.items() if module.outside_limits}
+    outcomes = [
+        unread_cards(context, blind, of=modules),
+        about(unknown, "network.optical-contradicts", lines, outliers, values=values),
+        about(warn, "network.optical-absent", lines, absent, fix="network.module"),
+        *(
+            warn("network.optical-limits", lines[card], fix="network.module", card=card, values=outside[card])
+            for card in outside
+            if card not in gone
+        ),
     ]
     well = ok("network.optical-ok", count=len(assessed)) if assessed else skip("network.because-links")
     return worst(outcomes, otherwise=well)
@@ -276,10 +270,8 @@ def _optical(context: Context, modules: _Values, lines: _Lines, blind: _Lines) -
 def _vnic(context: Context, vnics: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """The interface for traffic inside a super pod: HCCL on A3 needs it on every chip."""
     down = sorted(card for card, vnic in vnics.items() if not vnic.is_up)
-    shown = (lines[card] for card in down)
-    bad = fail("network.vnic-down", *shown, fix=fix_for("network.vnic"), cards=tuple(down)) if down else None
-    blind_ones = unread_cards(context, blind, of=vnics)
-    return worst((bad, blind_ones), otherwise=ok("network.vnic-up", count=len(vnics)))
+    bad = about(fail, "network.vnic-down", lines, down, fix="network.vnic")
+    return worst((bad, unread_cards(context, blind, of=vnics)), otherwise=ok("network.vnic-up", count=len(vnics)))
 
 
 @_of_answers("pings", otherwise="network.ping-none")
@@ -290,18 +282,13 @@ def _ping(context: Context, pings: _Values, lines: _Lines, blind: _Lines) -> Che
     lossy = {card: ping for card, ping in pings.items() if ping.lost or ping.lost is None}
     dead = {card: ping for card, ping in lossy.items() if not ping.received}
     weak = {card: ping for card, ping in lossy.items() if ping.received}
-    bad = [
-        make(
-            "network.ping-lost",
-            *(lines[card] for card in some),
-            fix=fix_for("network.ping"),
-            ways=tuple(f"{card} -> {ping.target or '?'}: {_loss(ping)}" for card, ping in some.items()),
-        )
-        for make, some in ((fail, dead), (warn, weak))
-        if some
-    ]
-    blind_ones = unread_cards(context, blind, of=pings)
-    return worst((*bad, blind_ones), otherwise=ok("network.ping-ok", count=len(pings)))
+    outcomes = [unread_cards(context, blind, of=pings)]
+    for make, some in ((fail, dead), (warn, weak)):
+        ways = tuple(f"{card} -> {ping.target or '?'}: {_loss(ping)}" for card, ping in some.items())
+        if some:
+            shown = (lines[card] for card in some)
+            outcomes.append(make("network.ping-lost", *shown, fix="network.ping", ways=ways))
+    return worst(outcomes, otherwise=ok("network.ping-ok", count=len(pings)))
 
 
 def _loss(ping: Any) -> str:
@@ -321,7 +308,8 @@ def _certificate(context: Context) -> CheckResult:
     if not on:
         return blind_ones or skip("network.tls-is-off")
     silent = {card: lines[card] for card, state in on.items() if not any(item.expiry for item in state.certificates)}
-    outcomes = [_expiring(on, lines, "has expired"), _expiring(on, lines, "near expiration"), blind_ones]
+    near = _expiring(on, lines, "near expiration", "near")
+    outcomes = [_expiring(on, lines, "has expired", "expired"), near, blind_ones]
     if len(silent) == len(on):
         outcomes.append(unknown("network.certificate-unsaid", *silent.values()))
     else:
@@ -329,7 +317,7 @@ def _certificate(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=ok("network.certificate-ok", count=len(on)))
 
 
-def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str) -> CheckResult | None:
+def _expiring(on: _Values, lines: _Lines, expiry: str, name: str) -> CheckResult | None:
     """The cards whose certificate has the given expiry state."""
     named = {
         card: [item for item in state.certificates if item.expiry == expiry and item.name != "crl"]
@@ -338,11 +326,9 @@ def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str)
     cards = [card for card, found in named.items() if found]
     if not cards:
         return None
-    first = named[cards[0]][0]
-    name, make = ("certificate-expired", fail) if expiry == "has expired" else ("certificate-near", warn)
-    shown = (lines[card] for card in cards)
+    first, make = named[cards[0]][0], fail if name == "expired" else warn
     fix = fix_for("network.certificate", needs_root=True)
-    return make(f"network.{name}", *shown, fix=fix, cards=tuple(cards), what=first.name, end=first.end)
+    return about(make, f"network.certificate-{name}", lines, cards, fix=fix, what=first.name, end=first.end)
 
 
 @_of_answers("ports", otherwise="network.ports-none")
@@ -360,7 +346,7 @@ def _ports(context: Context, cards: _Values, lines: _Lines, blind: _Lines) -> Ch
     broken = None
     if any(len(numbers) < len(cards[card].ports) for card, numbers in bad.items()):
         words = tuple(f"{card}: {number}" for card, numbers in bad.items() for number in numbers)
-        broken = fail("network.ports-down", *(lines[card] for card in bad), fix=fix_for("network.link"), ports=words)
+        broken = fail("network.ports-down", *(lines[card] for card in bad), fix="network.link", ports=words)
     return worst((broken, unread_cards(context, blind, of=cards)), otherwise=well)
 
 
@@ -377,5 +363,5 @@ CHECKS = (
     card_check("network.card-ping", (), _VERIFY, _ping, level=LEVEL),
     card_check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, level=LEVEL),
     card_check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, level=LEVEL),
-    *rank_table.CHECKS,
+    *card_addresses.RANK_TABLE,
 )

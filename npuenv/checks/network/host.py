@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import Check, card_check, fail, fix_for, nodes_check, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
-from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
+from npuenv.checks.network.interfaces import variable
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.network import host_of, is_loopback
 from npuenv.facts.network import interfaces as listening_ports
 from npuenv.facts.network.interfaces import number_of, way_to
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
     from npuenv.facts.network.interfaces import Listener
 
@@ -28,8 +29,6 @@ _GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # gcs_server is a program of its
 
 def _hostname(context: Context) -> CheckResult:
     """Gloo and Ray resolve the host's own name to an address that other nodes must be able to reach."""
-    if not spans_nodes(context):
-        return skip("network.one-node")
     found = context.facts.network.hostname
     if found.value is None:
         return unknown("network.hostname-unread", *found.evidence)
@@ -40,7 +39,7 @@ def _hostname(context: Context) -> CheckResult:
         return warn("network.hostname-loopback", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if name.resolved == ():
         return warn("network.hostname-unknown", *found.evidence, fix=fix, name=name.name)
-    own = own_addresses(context)
+    own = context.own_addresses
     if addresses and own and not own & set(addresses):
         return warn("network.hostname-foreign", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if not addresses:
@@ -50,22 +49,22 @@ def _hostname(context: Context) -> CheckResult:
 
 def _master(context: Context) -> CheckResult:
     """MASTER_ADDR: it resolves, the head names itself, and other nodes do not name themselves."""
-    network, environment = context.facts.network, variables(context)
+    network = context.facts.network
     master = network.master.value
     if master is None:
         return skip("network.master-unset")
     line = variable(context, "MASTER_ADDR")
-    fix = fix_for("network.master")
+    fix = "network.master"
     if not master.addresses:
         return fail("network.master-nowhere", *network.master.evidence, fix=fix, name=master.name)
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return ok("network.master-ok", line, name=master.name)
     if all(map(is_loopback, master.addresses)):
         if network.hostname.value is not None and network.hostname.value.name == master.name:
             return skip("network.because-hostname")
         return fail("network.master-loopback", *network.master.evidence, fix=fix, name=master.name)
-    own = own_addresses(context)
-    rank = _node_rank(environment)
+    own = context.own_addresses
+    rank = _node_rank(context)
     is_own = bool(own & set(master.addresses))
     if own and rank == 0 and not is_own:
         return fail("network.master-not-here", line, *network.interfaces.evidence, fix=fix, name=master.name)
@@ -73,19 +72,19 @@ def _master(context: Context) -> CheckResult:
         return fail("network.master-is-here", line, *network.interfaces.evidence, fix=fix, name=master.name, rank=rank)
     table, four = network.routes, [address for address in master.addresses if number_of(address)]
     if four and not is_own and table.value and not any(way_to(table.value, address) for address in four):
-        return fail("network.master-no-way", line, *table.evidence, fix=fix_for("network.route"), name=master.name)
+        return fail("network.master-no-way", line, *table.evidence, fix="network.route", name=master.name)
     return ok("network.master-ok", line, name=master.name)
 
 
-def _node_rank(environment: dict[str, str]) -> int | None:
+def _node_rank(context: Context) -> int | None:
     """The number of this node; RANK counts if LOCAL_RANK does not mark it as that of a process."""
-    text = environment.get("NODE_RANK") or ("" if environment.get("LOCAL_RANK") else environment.get("RANK", ""))
+    text = context.setting("NODE_RANK") or ("" if context.setting("LOCAL_RANK") else context.setting("RANK"))
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) else None
 
 
 def _master_port(context: Context) -> CheckResult:
-    environment, network = variables(context), context.facts.network
-    text = environment.get("MASTER_PORT", "")
+    network = context.facts.network
+    text = context.setting("MASTER_PORT")
     if not text:
         return skip("network.port-unset")
     line = variable(context, "MASTER_PORT")
@@ -108,16 +107,16 @@ def _master_port(context: Context) -> CheckResult:
 def _is_here(context: Context) -> bool:
     """Whether MASTER_ADDR is, or may be, this host: only there the port is in use."""
     master = context.facts.network.master.value
-    own = own_addresses(context)
+    own = context.own_addresses
     return master is None or not own or any(address in own or is_loopback(address) for address in master.addresses)
 
 
 def _hccl_ports(context: Context) -> CheckResult:
     """The host ports of HCCL. A running job uses them too, which is not an error."""
-    environment, network = variables(context), context.facts.network
-    if environment.get(listening_ports.RANGE):
+    network = context.facts.network
+    if context.setting(listening_ports.RANGE):
         return skip("network.hccl-ports-other")
-    text = environment.get(listening_ports.BASE, "")
+    text = context.setting(listening_ports.BASE)
     is_base = re.fullmatch(r"[0-9]{1,5}", text) and int(text) in listening_ports.BASES
     if text and not is_base:
         return skip("network.hccl-ports-range")  # session.hccl reports it
@@ -154,8 +153,6 @@ def _free_base(context: Context) -> int:
 
 def _ray_ports(context: Context) -> CheckResult:
     """The fixed ports of a Ray head, used by another program."""
-    if not spans_nodes(context):
-        return skip("network.one-node")
     found = context.facts.network.listeners
     foreign = foreign_on_ray_ports(context.facts)
     if found.value is None:
@@ -163,10 +160,8 @@ def _ray_ports(context: Context) -> CheckResult:
     if foreign and _is_here(context):
         lines = tuple(Evidence("ss -H -ltnp", f"{item.address}:{item.port} {item.owner}") for item in foreign)
         item = foreign[0]
-        fix = fix_for("network.ray-ports", port=item.port)
-        return warn(
-            "network.ray-port-taken", *lines, fix=fix, port=item.port, owner=item.owner, role=_RAY_PORTS[item.port]
-        )
+        says = {"port": item.port, "owner": item.owner, "role": _RAY_PORTS[item.port]}
+        return warn("network.ray-port-taken", *lines, fix=fix_for("network.ray-ports", port=item.port), **says)
     return ok("network.ray-ports-ok")
 
 
@@ -188,7 +183,7 @@ def _no_proxy(context: Context) -> CheckResult:
     proxies = context.facts.network.proxies.value
     if not proxies:
         return skip("network.no-proxy-none")
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     excepted = f"{environment.get('no_proxy', '')},{environment.get('NO_PROXY', '')}"
     names = [environment.get(name, "").strip() for name in ("MASTER_ADDR", "HCCL_IF_IP")]
@@ -196,14 +191,10 @@ def _no_proxy(context: Context) -> CheckResult:
     open_ones = tuple(dict.fromkeys(name for name in names if name and not is_excepted(name, excepted)))
     if open_ones:
         lines = [Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in proxies]
-        lines.append(
-            Evidence("environment", f"no_proxy={environment.get('no_proxy', environment.get('NO_PROXY', ''))}")
-        )
-        given = ",".join(part for part in excepted.split(",") if part.strip())
-        fix = fix_for(
-            "network.no-proxy",
-            ("export", f"no_proxy={','.join(filter(None, (given, *open_ones, 'localhost,127.0.0.1')))}"),
-        )
+        excluded = environment.get("no_proxy", environment.get("NO_PROXY", ""))
+        lines.append(Evidence("environment", f"no_proxy={excluded}"))
+        wanted = [*(part for part in excepted.split(",") if part.strip()), *open_ones, "localhost,127.0.0.1"]
+        fix = fix_for("network.no-proxy", ("export", f"no_proxy={','.join(wanted)}"))
         return warn("network.no-proxy-hole", *lines, fix=fix, names=open_ones)
     return ok("network.no-proxy-ok")
 
@@ -228,8 +219,6 @@ def is_excepted(name: str, excepted: str) -> bool:
 
 
 def _firewall(context: Context) -> CheckResult:
-    if not spans_nodes(context):
-        return skip("network.one-node")
     if context.in_container:
         return skip("network.firewall-host")
     found = context.facts.network.firewall
@@ -242,8 +231,6 @@ def _firewall(context: Context) -> CheckResult:
 
 
 def _clock(context: Context) -> CheckResult:
-    if not spans_nodes(context):
-        return skip("network.one-node")
     if context.in_container:
         return skip("network.clock-host")
     found = context.facts.network.clock
@@ -251,19 +238,18 @@ def _clock(context: Context) -> CheckResult:
         nothing = found.state is State.ABSENT
         return skip("network.clock-nothing") if nothing else unknown("network.clock-unread", *found.evidence)
     if not found.value.is_synchronised:
-        fix = fix_for("network.clock", needs_root=True)
-        return warn("network.clock-alone", *found.evidence, fix=fix)
+        return warn("network.clock-alone", *found.evidence, fix=fix_for("network.clock", needs_root=True))
     return ok("network.clock-ok", *found.evidence)
 
 
 CHECKS = (
     *interfaces.CHECKS,
-    Check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
+    nodes_check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
     Check("network.master", ("network.master",), _NODES, _master),
     Check("network.master-port", (), _NODES, _master_port),
     card_check("network.hccl-ports", (), "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003", _hccl_ports),
-    Check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
+    nodes_check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
     Check("network.no-proxy", (), _NODES, _no_proxy),
-    Check("network.firewall", (), _NODES + ", trouble list", _firewall),
-    Check("network.clock", (), "hicann/hccl fault diagnosis: the first error in time", _clock),
+    nodes_check("network.firewall", (), _NODES + ", trouble list", _firewall),
+    nodes_check("network.clock", (), "hicann/hccl fault diagnosis: the first error in time", _clock),
 )

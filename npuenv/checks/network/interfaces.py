@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 from npuenv.facts.network import is_loopback
 from npuenv.facts.network.interfaces import number_of, way_to
 
@@ -24,22 +25,9 @@ INNER = re.compile(
 )
 
 
-def variables(context: Context) -> dict[str, str]:
-    return {name: value.strip() for name, value in context.environment.items()}
-
-
 def variable(context: Context, name: str) -> Evidence:
-    return Evidence("environment", f"{name}={variables(context).get(name, '')}")
-
-
-def spans_nodes(context: Context) -> bool:
-    """Whether the session's variables name several nodes."""
-    return context.facts.network.spans.is_known
-
-
-def own_addresses(context: Context) -> set[str]:
-    """The addresses of this host; empty if unknown."""
-    return {address for item in context.facts.network.interfaces.value or () for address in item.addresses}
+    """A variable that is set as evidence, as it is judged: without surrounding blanks."""
+    return Evidence("environment", f"{name}={context.setting(name)}")
 
 
 def _unread(context: Context) -> CheckResult:
@@ -64,10 +52,10 @@ def matching(setting: str, names: Iterable[str]) -> list[str]:
 
 
 def _hccl_interface(context: Context) -> CheckResult:
-    setting = variables(context).get("HCCL_SOCKET_IFNAME", "")
+    setting = context.setting("HCCL_SOCKET_IFNAME")
     if not setting:
         return skip("network.ifname-unset")
-    if variables(context).get("HCCL_IF_IP"):
+    if context.setting("HCCL_IF_IP"):
         return skip("network.ifname-outranked")
     if context.facts.network.interfaces.value is None:
         return _unread(context)
@@ -111,25 +99,20 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
     found = context.facts.network.interfaces
     line = variable(context, name_set)
     good = tuple(item.name for item in found.value or () if _is_good(item))
-    fix = fix_for("network.ifname-none")
-    if good:
-        fix = fix_for("network.ifname", ("export", f"{name_set}={good[0]}"), names=good)
+    export = ("export", f"{name_set}={good[0]}") if good else ()
+    fix = fix_for("network.ifname", export, names=good) if good else fix_for("network.ifname-none")
     if not chosen:
         return fail("network.ifname-missing", line, *found.evidence, fix=fix, variable=name_set, setting=setting)
-    down = [item for item in chosen if not item.is_up]
-    if down:
-        name, state = down[0].name, down[0].state
-        return fail(
-            "network.ifname-down", line, *_rows(context, name), fix=fix, variable=name_set, name=name, state=state
-        )
-    bare = [item for item in chosen if not item.addresses]
-    if bare:
-        name = bare[0].name
-        return fail("network.ifname-bare", line, *_rows(context, name), fix=fix, variable=name_set, name=name)
     inner = [item for item in chosen if item.name == "lo" or INNER.fullmatch(item.name)]
-    if inner and spans_nodes(context):
-        name = inner[0].name
-        return fail("network.ifname-inner", line, *_rows(context, name), fix=fix, variable=name_set, name=name)
+    faulty = {
+        "down": [item for item in chosen if not item.is_up],
+        "bare": [item for item in chosen if not item.addresses],
+        "inner": inner if context.spans_nodes else [],
+    }
+    for what, items in faulty.items():
+        for item in items:
+            says = {"variable": name_set, "name": item.name} | ({"state": item.state} if what == "down" else {})
+            return fail(f"network.ifname-{what}", line, *_rows(context, item.name), fix=fix, **says)
     return ok("network.ifname-ok", line, name=chosen[0].name)
 
 
@@ -143,8 +126,8 @@ def _rows(context: Context, *names: str) -> list[Evidence]:
 
 def _other_interfaces(context: Context) -> CheckResult:
     """Gloo and TensorPipe take exact names, separated by commas."""
-    environment = variables(context)
-    set_to = {name: environment[name] for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if environment.get(name)}
+    names_set = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    set_to = {name: value for name in names_set if (value := context.setting(name))}
     if not set_to:
         return skip("network.ifname-unset")
     if context.facts.network.interfaces.value is None:
@@ -155,36 +138,34 @@ def _other_interfaces(context: Context) -> CheckResult:
         names = [word.strip() for word in setting.split(",") if word.strip()]
         chosen = [interfaces[name] for name in names] if all(name in interfaces for name in names) else []
         verdict = _judge_names(context, name_set, setting, chosen)
-        if verdict.status.value == "fail":
+        if verdict.status is Status.FAIL:
             return verdict
     return verdict
 
 
 def _hccl_address(context: Context) -> CheckResult:
     """HCCL_IF_IP has to be one address of this host."""
-    setting = variables(context).get("HCCL_IF_IP", "")
+    setting = context.setting("HCCL_IF_IP")
     if not setting:
         return skip("network.if-ip-unset")
     if context.facts.network.interfaces.value is None:
         return _unread(context)
     line = variable(context, "HCCL_IF_IP")
-    interfaces = context.facts.network.interfaces.value or ()
+    interfaces = context.facts.network.interfaces.value
     good = tuple(address for item in interfaces if _is_good(item) for address in item.addresses if number_of(address))
-    fix = fix_for("network.if-ip-none")
-    if good:
-        fix = fix_for("network.if-ip", ("export", f"HCCL_IF_IP={good[0]}"), addresses=good)
+    export = ("export", f"HCCL_IF_IP={good[0]}") if good else ()
+    fix = fix_for("network.if-ip", export, addresses=good) if good else fix_for("network.if-ip-none")
     if number_of(setting) is None and not re.fullmatch(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", setting):
         return skip("network.if-ip-unreadable")  # session.hccl reports it
     owner = next((item for item in interfaces if setting in item.addresses), None)
     if owner is None:
         rows = context.facts.network.interfaces.evidence
         return fail("network.if-ip-foreign", line, *rows, fix=fix, setting=setting)
+    lines = (line, *_rows(context, owner.name))
     if not owner.is_up:
-        return fail(
-            "network.if-ip-down", line, *_rows(context, owner.name), fix=fix, name=owner.name, state=owner.state
-        )
-    if spans_nodes(context) and (is_loopback(setting) or INNER.fullmatch(owner.name)):
-        return fail("network.if-ip-inner", line, *_rows(context, owner.name), fix=fix, setting=setting, name=owner.name)
+        return fail("network.if-ip-down", *lines, fix=fix, name=owner.name, state=owner.state)
+    if context.spans_nodes and (is_loopback(setting) or INNER.fullmatch(owner.name)):
+        return fail("network.if-ip-inner", *lines, fix=fix, setting=setting, name=owner.name)
     return ok("network.if-ip-ok", line, name=owner.name)
 
 
@@ -199,10 +180,10 @@ def _rank(item: Interface) -> tuple[int, str]:
 
 def _hccl_guess(context: Context) -> CheckResult:
     """Without a setting, HCCL's default interface has to be the one that reaches the other nodes."""
-    environment, network = variables(context), context.facts.network
-    if environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP"):
+    network = context.facts.network
+    if context.setting("HCCL_SOCKET_IFNAME") or context.setting("HCCL_IF_IP"):
         return skip("network.guess-told")
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     if network.interfaces.value is None:
         return _unread(context)
@@ -213,32 +194,30 @@ def _hccl_guess(context: Context) -> CheckResult:
     ways = {way_to(table, address) for address in (master.addresses if master else ()) if not is_loopback(address)}
     own = {
         item.name
-        for item in network.interfaces.value or ()
+        for item in network.interfaces.value
         for address in item.addresses
         if master and address in master.addresses
     }
-    wanted = (own or ways) - {None, "lo"}
-    good = sorted(name for name in wanted if name)
+    good = sorted(name for name in own or ways if name and name != "lo")
     if good and chosen.name not in good:
         fix = fix_for("network.ifname", ("export", f"HCCL_SOCKET_IFNAME={good[0]}"), names=tuple(good))
-        return warn(
-            "network.guess-wrong", *_rows(context, chosen.name, *good), fix=fix, name=chosen.name, wanted=good[0]
-        )
+        lines = _rows(context, chosen.name, *good)
+        return warn("network.guess-wrong", *lines, fix=fix, name=chosen.name, wanted=good[0])
     if not good and INNER.fullmatch(chosen.name):
-        fix = fix_for("network.ifname-none")
-        return warn("network.guess-inner", *_rows(context, chosen.name), fix=fix, name=chosen.name)
+        lines = _rows(context, chosen.name)
+        return warn("network.guess-inner", *lines, fix="network.ifname-none", name=chosen.name)
     return ok("network.guess-ok", *_rows(context, chosen.name), name=chosen.name)
 
 
 def _ipv6_only(context: Context) -> CheckResult:
     """HCCL uses IPv4 addresses unless HCCL_SOCKET_FAMILY is set."""
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     found = context.facts.network.interfaces.value
     if found is None:
         return _unread(context)
     outer = [address for item in found if _is_good(item) for address in item.addresses]
-    family = variables(context).get("HCCL_SOCKET_FAMILY", "")
+    family = context.setting("HCCL_SOCKET_FAMILY")
     if outer and not any(number_of(address) for address in outer) and family != "AF_INET6":
         fix = fix_for("network.family", ("export", "HCCL_SOCKET_FAMILY=AF_INET6"))
         return warn("network.ipv6-only", *context.facts.network.interfaces.evidence, fix=fix)

@@ -109,25 +109,21 @@ def _memory(context: Context, cards: tuple[Ecc, ...]) -> CheckResult:
         if counts:
             name = str(card.npu) if card.chip is None else f"{card.npu}.{card.chip}"
             bad[name] = counts
-            lines += [
-                Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
-            ]
-    reported = warn("npu.cards-memory-warn", *lines, fix=fix_for("npu.card-memory"), cards=tuple(bad)) if bad else None
+            asked = f"npu-smi info -t ecc -i {card.npu}"
+            lines += [Evidence(asked, f"{key}: {count}") for key, count in counts.items()]
+    reported = warn("npu.cards-memory-warn", *lines, fix="npu.card-memory", cards=tuple(bad)) if bad else None
     return worst((reported, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
 @given(lambda context: context.facts.npu.boards.value, "npu.not-told")
 def _alike(context: Context, boards: tuple[Board, ...]) -> CheckResult:
     """One driver and one firmware version on all cards of a host."""
-    outcomes = [
-        unread_of(context, "boards"),
-        *_several(context, boards, "firmware"),
-        *_several(context, boards, "driver"),
-    ]
+    differing = [each for name in ("firmware", "driver") for each in _several(context, boards, name)]
     first = next((board.firmware for board in boards if board.firmware), "")
     if not first and not any(board.driver for board in boards):
         return skip("npu.not-told")
-    return worst(outcomes, otherwise=ok("npu.cards-alike-ok", firmware=first or "-", count=len(boards)))
+    well = ok("npu.cards-alike-ok", firmware=first or "-", count=len(boards))
+    return worst((unread_of(context, "boards"), *differing), otherwise=well)
 
 
 def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[CheckResult | None]:
@@ -155,7 +151,7 @@ def _compatible(context: Context) -> CheckResult:
         return skip("npu.not-told")
     bad = {npu: word for npu, word in words.items() if word.upper() not in _COMPATIBLE}
     lines = (Evidence(f"npu-smi info -t board -i {npu}", f"Compatibility : {word}") for npu, word in bad.items())
-    reported = fail("npu.cards-compatible-fail", *lines, fix=fix_for("npu.firmware"), cards=tuple(bad)) if bad else None
+    reported = fail("npu.cards-compatible-fail", *lines, fix="npu.firmware", cards=tuple(bad)) if bad else None
     silent = _blind("board", [(str(board.npu), board.compatibility) for board in boards or ()])
     outcomes = (reported, silent, unread_of(context, "boards"))
     return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
@@ -179,7 +175,7 @@ def _linked(context: Context, topology: Topology) -> CheckResult:
     lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
     lines = (Evidence("npu-smi info -t topo", f"NPU{one} - NPU{other}: {word}") for (one, other), word in lost.items())
     names = tuple(f"{one}-{other}" for one, other in lost)
-    reported = warn("npu.cards-linked-warn", *lines, fix=fix_for("npu.card-link"), pairs=names) if lost else None
+    reported = warn("npu.cards-linked-warn", *lines, fix="npu.card-link", pairs=names) if lost else None
     return worst((reported, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
@@ -192,11 +188,12 @@ def _in_pod(context: Context, pods: tuple[Spod, ...]) -> CheckResult:
         _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
     ]
     if len(locations) > 1:
-        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix=fix_for("npu.card-pod"), servers=_servers(pods)))
+        servers = tuple(sorted({f"{pod}/{server}" for pod, _, server in locations}))
+        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix="npu.card-pod", servers=servers))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
     if twice:
-        outcomes.append(fail("npu.cards-pod-twice", *evidence, fix=fix_for("npu.card-pod"), numbers=twice))
+        outcomes.append(fail("npu.cards-pod-twice", *evidence, fix="npu.card-pod", numbers=twice))
     first = pods[0]
     well = ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
     return worst(outcomes, otherwise=well)
@@ -204,10 +201,6 @@ def _in_pod(context: Context, pods: tuple[Spod, ...]) -> CheckResult:
 
 def _is_whole(pod: Spod) -> bool:
     return None not in (pod.pod, pod.size, pod.server, pod.sdid)
-
-
-def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
-    return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods if _is_whole(pod)}))
 
 
 @given(lambda context: context.facts.npu.faults.value, "npu.not-told")
@@ -222,8 +215,7 @@ def _events(context: Context, events: tuple[FaultEvent, ...]) -> CheckResult:
         return blind or ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
     grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
     says = fail if grave else warn
-    fix = fix_for("npu.card-alarm")
-    result = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix, codes=codes)
+    result = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix="npu.card-alarm", codes=codes)
     return worst((result, blind), otherwise=result)
 
 
@@ -242,7 +234,7 @@ def _kernel(context: Context, events: tuple[KernelEvent, ...]) -> CheckResult:
         return skip("npu.cards-kernel-skip")
     lines = (Evidence("dmesg", event.line) for event in others)
     devices = tuple(sorted({str(event.device) for event in others if event.device is not None})) or ("?",)
-    return warn("npu.cards-kernel-warn", *lines, fix=fix_for("npu.card-kernel"), devices=devices)
+    return warn("npu.cards-kernel-warn", *lines, fix="npu.card-kernel", devices=devices)
 
 
 def _claimed(context: Context) -> CheckResult:
@@ -263,7 +255,7 @@ def _claimed(context: Context) -> CheckResult:
     ]
     devices = tuple(sorted({str(device) for claim in others for device in claim.devices}, key=int))
     pids = tuple(str(claim.root_pid) for claim in others)
-    return warn("npu.cards-claimed-warn", *lines, fix=fix_for("npu.card-claimed"), devices=devices, pids=pids)
+    return warn("npu.cards-claimed-warn", *lines, fix="npu.card-claimed", devices=devices, pids=pids)
 
 
 CHECKS = (

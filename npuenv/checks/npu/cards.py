@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from npuenv.checks.base import CheckResult, Context
-    from npuenv.core.finding import Fix
     from npuenv.facts.npu import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
 
@@ -28,6 +27,7 @@ _IDLE_AT_MOST = 0.25  # of a card's memory; npuenv's own threshold
 _FULL_PERCENT = 100
 _ACTIONS = ("none", "request", "work", "free", "reset", "separate")  # from harmless to fatal
 _TRAINING = ("verl", "roll")
+_TRY_CPU = fix_for("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
 def _label(card: Card) -> str:
@@ -63,21 +63,14 @@ def _present(context: Context) -> CheckResult:
     if interface_is_down(context):
         return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
-        fix = fix_for("npu.driver-install")
+        fix = "npu.driver-install"
         return fail("npu.cards-present-pci-only", *looked, fix=fix, count=len(facts.npu.pci_devices.value))
-    if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
-        nodes is None or facts.npu.smi.state is State.UNKNOWN
-    ):
+    has_answer = facts.npu.smi.is_known or facts.npu.smi_trouble.is_known
+    if not has_answer and (nodes is None or facts.npu.smi.state is State.UNKNOWN):
         return unknown("npu.cards-present-unknown", *looked)
-    return fail(f"npu.cards-present-{_not_looked(context)}", *looked, fix=_try_cpu())
-
-
-def _not_looked(context: Context) -> str:
-    """The message for no card at all, which claims nothing about sources that were not checked."""
-    npu = context.facts.npu
-    if not was_asked(npu.smi):
-        return "no-node"
-    return "fail" if npu.pci_devices.is_known else "fail-no-bus"
+    # The message claims nothing about sources that were not checked.
+    name = "fail" if facts.npu.pci_devices.is_known else "fail-no-bus"
+    return fail(f"npu.cards-present-{name if was_asked(facts.npu.smi) else 'no-node'}", *looked, fix=_TRY_CPU)
 
 
 def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> CheckResult:
@@ -87,27 +80,20 @@ def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> 
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
         reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
-        fix = fix_for("npu.driver-sees-none")
-        return warn("npu.cards-present-none-listed", *looked, fix=fix, count=count, said=reported)
+        return warn("npu.cards-present-none-listed", *looked, fix="npu.driver-sees-none", count=count, said=reported)
     return warn("npu.cards-present-nodes-only", *looked, count=count)
-
-
-def _try_cpu() -> Fix:
-    return fix_for("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
 @with_table
 def _healthy(context: Context, table: SmiTable) -> CheckResult:
-    details = [item for item in context.facts.npu.health.value or () if item.status != "OK"]
-    codes = {f"{item.npu}.{item.chip}": item.codes for item in details if item.codes}
-    reported_unhealthy = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
+    details = {f"{item.npu}.{item.chip}": item for item in context.facts.npu.health.value or () if item.status != "OK"}
+    codes = {name: item.codes for name, item in details.items() if item.codes}
+    reported_unhealthy = {name for name, item in details.items() if item.status != "UNKNOWN"}
     dead = [card for card in table.cards if card.health == "Critical"]
     rest = [card for card in table.cards if card not in dead]
     coded = [card for card in rest if _label(card) in codes]
-    unhealthy = [
-        card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in reported_unhealthy
-    ]
-    plain = [card for card in unhealthy if card not in coded]
+    is_plain = {card: card.health not in ("OK", None, "UNKNOWN") or _label(card) in reported_unhealthy for card in rest}
+    plain = [card for card in rest if is_plain[card] and card not in coded]
     unreported = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
     outcomes = [
         _critical([card for card in dead if card.power_w == 0.0], "dead"),
@@ -164,7 +150,7 @@ def _supported(context: Context, table: SmiTable) -> CheckResult:
     outcomes = [unread_rows(table.cards, lambda card: card.name is not None)]
     shown = context.facts.npu.smi.evidence
     if refused:
-        outcomes.append(fail("npu.cards-supported-fail", *shown, names=tuple(refused), fix=_try_cpu()))
+        outcomes.append(fail("npu.cards-supported-fail", *shown, names=tuple(refused), fix=_TRY_CPU))
     unsupported = [name for name, row in rows.items() if row is None]
     if unsupported or not names:
         outcomes.append(unknown("npu.cards-supported-unknown", *shown, names=tuple(unsupported) or ("?",)))
@@ -174,35 +160,36 @@ def _supported(context: Context, table: SmiTable) -> CheckResult:
 @with_table
 def _free(context: Context, table: SmiTable) -> CheckResult:
     # Idle is not zero memory: a card without work holds 3 to 5 GB. Other containers' processes are not listed.
-    held = [card for card in table.cards if _holds_memory(table, card)]
     busy = tuple(sorted({process.npu for process in table.processes}))
-    blind = unread_rows(
-        table.cards, lambda card: card.npu in busy or None not in (card.hbm_used_mib, card.hbm_total_mib)
-    )
+    is_read = {card: None not in (card.hbm_used_mib, card.hbm_total_mib) for card in table.cards}
+    blind = unread_rows(table.cards, lambda card: card.npu in busy or is_read[card])
     well = ok("npu.cards-free-ok", count=len(table.cards))
-    return worst((_in_use(context, table, held, busy) or _unlisted(table), blind), otherwise=well)
+    return worst((_in_use(context, table, busy) or _unlisted(table), blind), otherwise=well)
 
 
-def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int, ...]) -> CheckResult | None:
+def _in_use(context: Context, table: SmiTable, busy: tuple[int, ...]) -> CheckResult | None:
     """The users of the cards; None if there are none."""
-    lines = [
-        Evidence("npu-smi info", f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB, no process")
-        for card in held
-    ]
+    held = [card for card in table.cards if _holds_memory(table, card)]
     if not busy and not held:
         return None
+    texts = (f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB, no process" for card in held)
+    lines = [Evidence("npu-smi info", text) for text in texts]
     if not busy:
-        return warn("npu.cards-free-held", *lines, fix=fix_for("npu.card-held"), cards=_labels(held))
+        return warn("npu.cards-free-held", *lines, fix="npu.card-held", cards=_labels(held))
     rows = context.facts.npu.holders.evidence
     if held:
-        return warn("npu.cards-free-both", *lines, *rows, fix=fix_for("npu.card-held"), npus=busy, cards=_labels(held))
+        return warn("npu.cards-free-both", *lines, *rows, fix="npu.card-held", npus=busy, cards=_labels(held))
     holders = context.facts.npu.holders.value or ()
     account = context.facts.machine.account.value
     name = _who(holders, account.uid if account else None)
     pids = tuple(str(holder.pid) for holder in holders)
     if not pids:
         pids = tuple(dict.fromkeys(str(process.pid) for process in table.processes))
-    fix = _end(name, holders) if name != "busy" else fix_for("npu.free-busy", ("ps", "-fp", ",".join(pids)))
+    fix = fix_for(f"npu.free-{name}")
+    if name == "own":
+        fix = fix_for("npu.free-own", ("kill", *(str(holder.pid) for holder in holders)), is_dangerous=True)
+    elif name == "busy":
+        fix = fix_for("npu.free-busy", ("ps", "-fp", ",".join(pids)))
     return warn(f"npu.cards-free-{name}", *rows, fix=fix, npus=busy, pids=pids)
 
 
@@ -221,12 +208,6 @@ def _who(holders: tuple[Holder, ...], uid: int | None) -> str:
         owners = {holder.uid for holder in holders}
         return "own" if owners == {uid} else "other" if uid not in owners else "busy"
     return "container" if all(holder.is_in_container and not holder.is_here for holder in holders) else "busy"
-
-
-def _end(name: str, holders: tuple[Holder, ...]) -> Fix:
-    if name != "own":
-        return fix_for(f"npu.free-{name}")
-    return fix_for("npu.free-own", ("kill", *(str(holder.pid) for holder in holders)), is_dangerous=True)
 
 
 def _holds_memory(table: SmiTable, card: Card) -> bool:
@@ -248,9 +229,7 @@ def _stuck(context: Context, table: SmiTable) -> CheckResult:
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
-    reported = (
-        warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
-    )
+    reported = warn("npu.cards-stuck-warn", *lines, fix="npu.card-stuck", cards=_labels(stuck)) if stuck else None
     blind = unread_rows(idle, lambda card: card.busy_percent is not None)
     well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
     return worst((reported or _unlisted(table), blind), otherwise=well)
@@ -270,7 +249,7 @@ def _complete(context: Context, table: SmiTable) -> CheckResult:
     evidence = (*context.facts.npu.pci_addresses.evidence, *context.facts.npu.mapped.evidence)
     missing = missing or _between_neighbours(table) or _half_pairs(table)
     if missing:
-        return warn("npu.cards-complete-warn", *evidence, fix=fix_for("npu.card-missing"), cards=missing)
+        return warn("npu.cards-complete-warn", *evidence, fix="npu.card-missing", cards=missing)
     return ok("npu.cards-complete-ok", count=len(table.cards))
 
 
@@ -320,7 +299,7 @@ def _one_kind(context: Context, table: SmiTable) -> CheckResult:
     if len(different) > 1:
         evidence = context.facts.npu.chips.evidence if different is exact else context.facts.npu.smi.evidence
         names_seen = tuple(sorted(different))
-        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix=fix_for("npu.one-kind"), names=names_seen))
+        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix="npu.one-kind", names=names_seen))
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
@@ -331,7 +310,7 @@ def _whole(context: Context, table: SmiTable) -> CheckResult:
     if not slices:
         return ok("npu.cards-whole-ok")
     if context.framework in _TRAINING:
-        return fail("npu.cards-whole-fail", fix=fix_for("npu.whole-card"), count=len(slices))
+        return fail("npu.cards-whole-fail", fix="npu.whole-card", count=len(slices))
     return ok("npu.cards-whole-slices", count=len(slices))
 
 

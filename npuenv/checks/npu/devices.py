@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.checks.base import CheckResult, Context
-    from npuenv.core.finding import Fix
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python.interpreter import DeviceRun, Devices
 
@@ -34,15 +33,12 @@ def _openable(context: Context) -> CheckResult:
     if not shut:
         return ok("npu.devices-openable-ok", count=len(nodes.cards))
     lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
-    fix = fix_for("npu.device-flags") if context.in_container else _join_group(context)
-    return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
-
-
-def _join_group(context: Context) -> Fix:
-    account = context.facts.machine.account.value
-    home = context.environment.get("HOME", "").rstrip("/")
+    account, home = context.facts.machine.account.value, context.environment.get("HOME", "").rstrip("/")
     user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
-    return fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+    fix = fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+    if context.in_container:
+        fix = fix_for("npu.device-flags")
+    return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
 
 
 def _managers(context: Context) -> CheckResult:
@@ -50,7 +46,7 @@ def _managers(context: Context) -> CheckResult:
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
     if nodes.missing_managers:
-        fix = fix_for("npu.manager-nodes") if context.in_container else fix_for("npu.driver-install")
+        fix = "npu.manager-nodes" if context.in_container else "npu.driver-install"
         lines = (*context.facts.npu.nodes.evidence, *_stopped(context))
         return fail("npu.devices-managers-fail", *lines, fix=fix, paths=nodes.missing_managers)
     return ok("npu.devices-managers-ok")
@@ -74,7 +70,7 @@ def _agree(context: Context, table: SmiTable) -> CheckResult:
         return ok("npu.devices-agree-ok", count=chips)
     if not table.is_complete:
         return unknown("npu.cards-healthy-unknown")
-    fix = fix_for("npu.devices-more" if context.in_container else "npu.devices-fewer")
+    fix = "npu.devices-more" if context.in_container else "npu.devices-fewer"
     lines = (Evidence("npu-smi info", f"{chips} chips"), *context.facts.npu.nodes.evidence)
     return warn("npu.devices-agree-warn", *lines, fix=fix, chips=chips, nodes=len(nodes.cards))
 
@@ -85,14 +81,14 @@ def _computes(context: Context) -> CheckResult:
         return skip("npu.devices-computes-skip", *context.facts.python.devices.evidence)
     if devices.error:
         taken = _TAKEN.search(devices.error) is not None
-        fix = fix_for("npu.smi-in-use") if taken else fix_for("npu.device-error")
+        fix = "npu.smi-in-use" if taken else "npu.device-error"
         return fail(f"npu.devices-computes-{'taken' if taken else 'error'}", fix=fix, error=devices.error)
     if devices.count == 0:
-        return fail("npu.devices-computes-none", fix=fix_for("npu.device-error"))
+        return fail("npu.devices-computes-none", fix="npu.device-error")
     outcomes = [*_wrong(devices), _unfinished(devices)]
     expected = _expected_devices(context)
     if expected is not None and devices.count < expected:
-        fix = fix_for("npu.device-error")
+        fix = "npu.device-error"
         outcomes.append(warn("npu.devices-computes-fewer", fix=fix, count=devices.count, expected=expected))
     well = ok("npu.devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
     return worst(outcomes, otherwise=well)
@@ -111,21 +107,17 @@ def _wrong(devices: Devices) -> Iterator[CheckResult]:
     answered = [run for run in devices.cards if not run.error]
     worst_error = "inf" if devices.worst_error is None else f"{devices.worst_error:.3g}"
     if copies and len(copies) < len(answered):
-        lines = _lines(devices.cards, copies)
-        yield fail("npu.devices-computes-copy-some", *lines, fix=_bad_cards(), cards=tuple(copies))
+        lines, cards = _lines(devices.cards, copies), tuple(copies)
+        yield fail("npu.devices-computes-copy-some", *lines, fix="npu.device-wrong-some", cards=cards)
     elif devices.copies_exactly is not True:
-        yield fail("npu.devices-computes-copy", fix=fix_for("npu.device-wrong"))
+        yield fail("npu.devices-computes-copy", fix="npu.device-wrong")
         return
     if wrong and len(wrong) < len(answered):
-        lines = _lines(devices.cards, wrong)
-        yield fail("npu.devices-computes-some", *lines, fix=_bad_cards(), cards=tuple(wrong), worst=worst_error)
+        lines, says = _lines(devices.cards, wrong), {"cards": tuple(wrong), "worst": worst_error}
+        yield fail("npu.devices-computes-some", *lines, fix="npu.device-wrong-some", **says)
     elif devices.computes_correctly is not True and not copies:
         values = {"worst": worst_error, "tolerance": devices.tolerance, "count": devices.count}
-        yield fail("npu.devices-computes-wrong", fix=fix_for("npu.device-wrong"), **values)
-
-
-def _bad_cards() -> Fix:
-    return fix_for("npu.device-wrong-some")
+        yield fail("npu.devices-computes-wrong", fix="npu.device-wrong", **values)
 
 
 def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:
@@ -149,7 +141,7 @@ def _answers(context: Context) -> CheckResult:
     lines = _lines(devices.cards, silent)
     table = context.facts.npu.smi.value
     if table is not None and table.processes:
-        return warn("npu.devices-answers-busy", *lines, fix=fix_for("npu.card-held"), cards=tuple(silent))
+        return warn("npu.devices-answers-busy", *lines, fix="npu.card-held", cards=tuple(silent))
     fix = fix_for("npu.device-silent", ("dmesg", "--ctime"))
     return fail("npu.devices-answers-fail", *lines, fix=fix, cards=tuple(silent))
 
@@ -162,7 +154,7 @@ def _burnt(context: Context) -> CheckResult:
     if devices.error and not devices.cards:
         return skip("npu.burn-skip", Evidence("burn-in", devices.error))
     lines = _lines(devices.cards, bad)
-    failure = fail("npu.burn-fail", *lines, fix=fix_for("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
+    failure = fail("npu.burn-fail", *lines, fix="npu.device-wrong-some", cards=tuple(bad)) if bad else None
     rounds = sum(run.rounds for run in devices.cards)
     well = ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
     return worst((failure, _unfinished(devices)), otherwise=well)
@@ -174,15 +166,12 @@ def _diagnosed(context: Context) -> CheckResult:
     if found is None:
         return skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
     bad = {item: word for item, word in found.items.items() if word in (*_GRAVE, *_LIGHT)}
-    lines = [
-        Evidence("ascend-dmi", f"{item}: {word}" + "".join(f"; {note}" for note in found.notes.get(item, ())))
-        for item, word in bad.items()
-    ]
+    rows = ("; ".join((f"{item}: {word}", *found.notes.get(item, ()))) for item, word in bad.items())
+    lines = [Evidence("ascend-dmi", row) for row in rows]
     items = tuple(f"{item} {word}" for item, word in bad.items())
-    if any(word in _GRAVE for word in bad.values()):
-        return fail("npu.dmi-fail", *lines, fix=fix_for("npu.dmi"), items=items)
     if bad:
-        return warn("npu.dmi-warn", *lines, fix=fix_for("npu.dmi"), items=items)
+        name, make = ("npu.dmi-fail", fail) if set(_GRAVE) & set(bad.values()) else ("npu.dmi-warn", warn)
+        return make(name, *lines, fix="npu.dmi", items=items)
     passed = tuple(item for item, word in found.items.items() if word != "SKIP")
     return ok("npu.dmi-ok", items=passed) if passed else skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
 
@@ -198,8 +187,7 @@ def _expected_devices(context: Context) -> int | None:
 
 def _visible(context: Context) -> CheckResult:
     """ASCEND_RT_VISIBLE_DEVICES against the present devices. In a container the runtime counts from 0."""
-    environment = context.environment
-    value = environment.get("ASCEND_RT_VISIBLE_DEVICES")
+    value = context.environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
         return ok("npu.visible-unset")
     line = Evidence("environment", f"ASCEND_RT_VISIBLE_DEVICES={value}")

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    card_check,
+    fail,
+    fix_for,
+    given,
+    numbers_in,
+    ok,
+    skip,
+    title,
+    unknown,
+    warn,
+)
 from npuenv.checks.npu.boards import TABLE, with_table
-from npuenv.checks.python.installed import chip_generations
-from npuenv.checks.session.variables import loader_path
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, Fact, State
@@ -76,7 +86,7 @@ def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
     conflicts = [event for event in npu.kernel.value or () if event.kind == "conflict"]
     lines = [*npu.smi_trouble.evidence, *(Evidence("dmesg", event.line) for event in conflicts)]
     if not holders:
-        return fail("npu.smi-in-use", *lines, fix=fix_for("npu.smi-in-use"), ret=trouble.ret or 0)
+        return fail("npu.smi-in-use", *lines, fix="npu.smi-in-use", ret=trouble.ret or 0)
     pids = tuple(str(claim.root_pid) for claim in holders)
     lines += list(npu.claims.evidence)
     fix = fix_for("npu.smi-in-use-by", pid=pids[0])
@@ -88,9 +98,8 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
 
     Nodes that cannot be opened and missing manager devices are reported by their own checks.
     """
-    facts = context.facts
+    facts, in_container = context.facts, context.in_container
     nodes = facts.npu.nodes.value
-    in_container = facts.machine.container.is_known
     evidence = (*facts.npu.smi_trouble.evidence, *facts.npu.nodes.evidence, *facts.npu.modules.evidence)
     if nodes is not None:
         if not all(node.is_openable for node in (*nodes.cards, *nodes.managers)):
@@ -98,14 +107,14 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
         if nodes.cards and nodes.missing_managers:
             return skip("npu.smi-because", *evidence, ret=trouble.ret, cause=title("devices.managers"))
         if not nodes.cards and in_container:
-            return fail("npu.smi-init-unmounted", *evidence, fix=fix_for("npu.device-flags"), ret=trouble.ret)
+            return fail("npu.smi-init-unmounted", *evidence, fix="npu.device-flags", ret=trouble.ret)
     if not in_container and facts.npu.modules.value == ():
-        return fail("npu.smi-init-not-loaded", *evidence, fix=fix_for("npu.driver-load"), ret=trouble.ret)
+        return fail("npu.smi-init-not-loaded", *evidence, fix="npu.driver-load", ret=trouble.ret)
     changed = facts.npu.changed.value
     if changed is not None and changed.is_after_boot:
-        fix = fix_for("npu.driver-restart-container") if in_container else fix_for("npu.driver-reboot")
+        fix = "npu.driver-restart-container" if in_container else "npu.driver-reboot"
         return fail("npu.smi-init-changed", *evidence, *facts.npu.changed.evidence, fix=fix, ret=trouble.ret)
-    return fail("npu.smi-init-several", *evidence, fix=fix_for("npu.smi-init-several"), ret=trouble.ret)
+    return fail("npu.smi-init-several", *evidence, fix="npu.smi-init-several", ret=trouble.ret)
 
 
 def _mount_or_install(context: Context) -> Fix:
@@ -132,7 +141,7 @@ def _complete(context: Context) -> CheckResult:
     info, table = context.facts.npu.install_info.value, context.facts.npu.smi.value
     status = (info or {}).get("Driver_Install_Status")
     if status not in (None, "complete") or (table is not None and table.is_install_incomplete):
-        return warn("npu.driver-complete-warn", fix=fix_for("npu.driver-install"), status=status or "-")
+        return warn("npu.driver-complete-warn", fix="npu.driver-install", status=status or "-")
     return skip("npu.driver-complete-skip") if info is None else ok("npu.driver-complete-ok")
 
 
@@ -150,7 +159,7 @@ def _agree(context: Context) -> CheckResult:
     changed = context.facts.npu.changed.value
     if changed is not None and changed.is_after_boot and not in_container:
         return skip("npu.driver-agree-reboot")
-    fix = fix_for("npu.driver-restart-container") if in_container else fix_for("npu.driver-reboot")
+    fix = "npu.driver-restart-container" if in_container else "npu.driver-reboot"
     return warn("npu.driver-agree-warn", *evidence, fix=fix, file=driver.version, running=table.driver)
 
 
@@ -178,8 +187,9 @@ def _rebooted(context: Context) -> CheckResult:
     if same:
         return ok("npu.driver-rebooted-alike", *context.facts.npu.changed.evidence, version=table.driver)
     evidence = (*npu.changed.evidence, *npu.driver.evidence, *npu.smi.evidence)
-    fix = fix_for("npu.driver-reboot")
-    return fail("npu.driver-rebooted-fail", *evidence, fix=fix, file=driver.version, running=table.driver)
+    return fail(
+        "npu.driver-rebooted-fail", *evidence, fix="npu.driver-reboot", file=driver.version, running=table.driver
+    )
 
 
 @with_table
@@ -187,11 +197,10 @@ def _tool(context: Context, table: SmiTable) -> CheckResult:
     """npu-smi and the driver come in one package; a difference of a few patches does no harm."""
     if table.tool is None or table.driver is None:
         return skip("npu.driver-tool-skip")
-    tool, driver = _numbers(table.tool)[:2], _numbers(table.driver)[:2]
+    tool, driver = numbers_in(table.tool)[:2], numbers_in(table.driver)[:2]
     if tool == driver:
         return ok("npu.driver-tool-ok", tool=table.tool, driver=table.driver)
-    in_container = context.in_container
-    fix = fix_for("npu.driver-tool-mount") if in_container else fix_for("npu.driver-install")
+    fix = "npu.driver-tool-mount" if context.in_container else "npu.driver-install"
     return warn("npu.driver-tool-warn", fix=fix, tool=table.tool, driver=table.driver)
 
 
@@ -211,13 +220,13 @@ def _firmware(context: Context) -> CheckResult:
         Evidence(firmware.path, f"compatible_version_drv={firmware.compatible_driver}"),
         *context.facts.npu.firmware.evidence,
     )
-    have = _numbers(firmware.version)
-    if any(_numbers(low) <= have[:3] <= _numbers(high) for low, high in wanted):
+    have = numbers_in(firmware.version)
+    if any(numbers_in(low) <= have[:3] <= numbers_in(high) for low, high in wanted):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
     if any(_is_between(driver.version, low, high) for low, high in _ranges(firmware.compatible_driver)):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
     says = {"version": firmware.version, "wanted": driver.compatible_firmware}
-    return fail("npu.driver-firmware-fail", *lines, fix=fix_for("npu.firmware"), **says)
+    return fail("npu.driver-firmware-fail", *lines, fix="npu.firmware", **says)
 
 
 def _ranges(text: str) -> list[tuple[str, str]]:
@@ -243,7 +252,7 @@ def _loaded(context: Context) -> CheckResult:
         return ok("npu.driver-loaded-ok", modules=npu.modules.value[:4])
     if npu.smi_trouble.is_known:
         return skip("npu.see-npu-smi")
-    return fail("npu.driver-loaded-fail", fix=fix_for("npu.driver-load"))
+    return fail("npu.driver-loaded-fail", fix="npu.driver-load")
 
 
 def _libraries(context: Context) -> CheckResult:
@@ -251,12 +260,10 @@ def _libraries(context: Context) -> CheckResult:
     npu = context.facts.npu
     if context.in_container or not npu.driver.is_known:
         return skip("npu.driver-libraries-skip")
-    there = npu.driver_libraries.value or ()
-    missing = tuple(
-        item.command for item in npu.driver_libraries.evidence if item.command not in there and "lib64" in item.command
-    )
+    there, asked = npu.driver_libraries.value or (), (item.command for item in npu.driver_libraries.evidence)
+    missing = tuple(path for path in asked if path not in there and "lib64" in path)
     if missing:
-        return fail("npu.driver-libraries-fail", fix=fix_for("npu.driver-install"), paths=missing)
+        return fail("npu.driver-libraries-fail", fix="npu.driver-install", paths=missing)
     return ok("npu.driver-libraries-ok", count=len(there))
 
 
@@ -270,10 +277,8 @@ def _for_all(context: Context) -> CheckResult:
         return ok("npu.driver-for-all-ok")
     if group in account.group_names:
         return ok("npu.driver-for-all-group", group=group)
-    evidence = (
-        Evidence("/etc/ascend_install.info", "Driver_Install_For_All=no"),
-        *context.facts.machine.account.evidence,
-    )
+    line = Evidence("/etc/ascend_install.info", "Driver_Install_For_All=no")
+    evidence = (line, *context.facts.machine.account.evidence)
     return warn("npu.driver-for-all-warn", *evidence, fix=fix_for("npu.driver-for-all", group=group), group=group)
 
 
@@ -283,22 +288,21 @@ def _line(context: Context, table: SmiTable) -> CheckResult:
     version = table.driver
     if version is None:
         return skip("npu.driver-line-skip")
-    kinds = tuple(chip_generations(context))
+    kinds = tuple(context.chip_generations)
     if len(kinds) != 1:
         return skip("npu.driver-line-skip")
     kind = kinds[0]
-    series = _numbers(version)[:2]
-    if kind != _A5 and series in _A5_SERIES:
-        return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
-    if kind == _A5 and series < min(_A5_SERIES) and series != _A5_POD_SERIES:
-        return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
+    series = numbers_in(version)[:2]
+    is_old = series < min(_A5_SERIES) and series != _A5_POD_SERIES
+    if is_old if kind == _A5 else series in _A5_SERIES:
+        return fail("npu.driver-line-fail", fix="npu.driver-line", version=version, kind=kind)
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
 
 @with_table
 def _topology_files(context: Context, _: SmiTable) -> CheckResult:
     """Cards of the 950 generation need their board's file in the driver's folder `topo`, also inside a container."""
-    if _A5 not in chip_generations(context):
+    if _A5 not in context.chip_generations:
         return skip("npu.driver-topo-skip")
     if context.facts.npu.topology_files.value:
         return ok("npu.driver-topo-ok")
@@ -312,16 +316,12 @@ def _installed_well(_: Context, installer: Installer) -> CheckResult:
         fix = fix_for("npu.installer-tools", tools=installer.missing_tools)
         return fail("npu.installer-tools", fix=fix, tools=installer.missing_tools)
     if installer.outcome == "failed":
-        return fail("npu.installer-failed", fix=fix_for("npu.driver-install"), line=installer.line)
+        return fail("npu.installer-failed", fix="npu.driver-install", line=installer.line)
     if installer.outcome == "unfinished":
-        return warn("npu.installer-unfinished", fix=fix_for("npu.driver-install"), line=installer.line)
+        return warn("npu.installer-unfinished", fix="npu.driver-install", line=installer.line)
     if installer.needs_reboot:
-        return warn("npu.installer-reboot", fix=fix_for("npu.driver-reboot"), line=installer.line)
+        return warn("npu.installer-reboot", fix="npu.driver-reboot", line=installer.line)
     return ok("npu.installer-ok", line=installer.line)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in re.findall(r"[0-9]+", text))
 
 
 def _mounts(context: Context) -> CheckResult:
@@ -334,12 +334,12 @@ def _mounts(context: Context) -> CheckResult:
         missing.append("npu-smi")
     libraries = [path for path in missing if "lib64" in path]
     if libraries:
-        return fail("npu.container-mounts-fail", fix=fix_for("npu.driver-mount"), paths=tuple(missing))
+        return fail("npu.container-mounts-fail", fix="npu.driver-mount", paths=tuple(missing))
     if missing:
-        return warn("npu.container-mounts-warn", fix=fix_for("npu.driver-mount"), paths=tuple(missing))
+        return warn("npu.container-mounts-warn", fix="npu.driver-mount", paths=tuple(missing))
     info = facts.npu.install_info
     if info.state is State.ABSENT and facts.npu.driver.is_known and not _is_by_runtime(context):
-        return warn("npu.container-mounts-info", *info.evidence, fix=fix_for("npu.driver-mount"), path=INSTALL_INFO)
+        return warn("npu.container-mounts-info", *info.evidence, fix="npu.driver-mount", path=INSTALL_INFO)
     return ok("npu.container-mounts-ok")
 
 
@@ -372,8 +372,12 @@ def _library_path(context: Context) -> CheckResult:
         tried += fact.value is not None
         for library, line in _missed(fact):
             folder = next((path for path, names in folders.items() if library in names), "")
-            if folder and folder not in loader_path(context):
-                return _not_named(context, folder, library, line)
+            if folder and folder not in context.loader_path:
+                path = library_path(context)
+                fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={path}"), folder=folder)
+                lacks = Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}")
+                shown = (line, Evidence(f"ls {folder}", library), lacks)
+                return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
     return ok("npu.library-path-ok") if tried else skip("npu.library-path-skip")
 
 
@@ -382,12 +386,6 @@ def _missed(fact: Fact[Import]) -> Iterator[tuple[str, Evidence]]:
         found = _MISSED.search(text)
         if found:
             yield found[1], Evidence(fact.evidence[0].command if fact.evidence else "import", text)
-
-
-def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:
-    fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
-    shown = (line, Evidence(f"ls {folder}", library), Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}"))
-    return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
 
 
 CHECKS = (

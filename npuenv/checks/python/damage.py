@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.python.installed import CORE, put_in, repair, restore, version_of
+from npuenv.checks.python.installed import CORE, put_in, repair, restore
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
@@ -108,8 +108,7 @@ def _damage(
 ) -> CheckResult:
     """The result for damaged files, whose packages are installed again."""
     names = tuple(item.owner for item in items)
-    fix = restore(context, names)
-    return make(says, *_lines(items, how), fix=fix, count=_sum(items), packages=names[:_SHOWN])
+    return make(says, *_lines(items, how), fix=restore(context, names), count=_sum(items), packages=names[:_SHOWN])
 
 
 def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
@@ -121,7 +120,7 @@ def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
 
 
 def _has_both_tritons(context: Context) -> bool:
-    return all(version_of(context, name) is not None for name in _TRITONS)
+    return all(context.version(name) is not None for name in _TRITONS)
 
 
 @given(lambda context: context.facts.python.hashes.value, "no-python")
@@ -140,9 +139,9 @@ def _as_recorded(hashes: Hashes) -> CheckResult:
     if not hashes.altered:
         return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)
     names = tuple(item.owner for item in hashes.altered)
-    args = {"count": hashes.looked, "edited": _sum(hashes.altered), "packages": names[:_SHOWN]}
-    name = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited"
-    return ok(name, *_lines(hashes.altered, "of other content"), **args)
+    name, edited = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited", _sum(hashes.altered)
+    shown = _lines(hashes.altered, "of other content")
+    return ok(name, *shown, count=hashes.looked, edited=edited, packages=names[:_SHOWN])
 
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
@@ -168,12 +167,14 @@ def cause_of(context: Context, found: Import) -> str | None:
     """
     last = found.innermost
     for check, item in damaged(context):
-        if any(_names(last, library) for library in libraries_of(item)) or _is_part(last, item):
+        libraries = "|".join(map(re.escape, libraries_of(item)))
+        if (libraries and re.search(rf"(?<![\w.-])(?:{libraries})(?![\w.-])", last)) or _is_part(last, item):
             return check
     if _is_about_a_file(found):
         return None
     built_on = _built_on(context, found.module)
-    return next((check for check, item in damaged(context) if item.owner in built_on and _can_break(item)), None)
+    below = ((check, item) for check, item in damaged(context) if item.owner in built_on)
+    return next((check for check, item in below if item.native or _lacks_modules(item)), None)
 
 
 def _is_about_a_file(found: Import) -> bool:
@@ -202,18 +203,10 @@ def libraries_of(item: Owned) -> set[str]:
     return {path.split(" (")[0].rpartition("/")[2] for path in item.examples[: item.native]}
 
 
-def _names(text: str, library: str) -> bool:
-    return re.search(rf"(?<![\w.-]){re.escape(library)}(?![\w.-])", text) is not None
-
-
 def _is_part(text: str, item: Owned) -> bool:
     """Whether an error reports a missing module of this package."""
     match = _MODULE.search(text)
     return match is not None and versions.requirement_name(match.group(1).partition(".")[0]) == item.owner
-
-
-def _can_break(item: Owned) -> bool:
-    return bool(item.native) or _lacks_modules(item)
 
 
 def _built_on(context: Context, module: str) -> set[str]:
@@ -225,7 +218,7 @@ def _built_on(context: Context, module: str) -> set[str]:
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name not in found and version_of(context, name) is not None:
+        if name not in found and context.version(name) is not None:
             found.add(name)
             lines = packages.requires.get(name, ()) if packages is not None else ()
             waiting += map(versions.requirement_name, lines)

@@ -1,25 +1,33 @@
-"""Checks of importing the installed packages, each in its own process; the innermost error names the cause."""
+"""Checks of importing the installed packages, each in its own process: the innermost error names the cause; of what
+the loader would find for their extension modules; of files with two owners.
+"""
 
 from __future__ import annotations
 
 import functools
+import os.path
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.npu.boards import has_sign_of_cards
-from npuenv.checks.python.damage import cause_of
-from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
+from npuenv.checks.python.damage import cause_of, cause_of_library, damaged
+from npuenv.checks.python.installed import accepts, lines, resolve_here, safe_install
 from npuenv.checks.python.limits import broken_limits, missing_parts
-from npuenv.checks.session.variables import loader_path
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.python import tried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Import
+
+    _Lines = tuple[Evidence, ...]
+    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python.packages import Elf, MissingLibrary
+
 
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open")
@@ -40,8 +48,10 @@ _OF_CXX = re.compile(
     r"undefined symbol: (?:_ZN?K?S[a-z]|_ZN?K?9__gnu_cxx|_ZN10__cxxabiv1|_ZT[VIS]|__cxa_)|, version (?:GLIBCXX|CXXABI)_"
 )
 _MODULE = re.compile(r"No module named '([\w.]+)'")
-_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
 _NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray failed to import|removed in the NumPy 2")
+_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
+_TWO = re.compile("Two accelerators cannot be used")
+_SHELL = re.compile(r"is an empty shell|\(unknown location\)")
 
 
 def _torch(context: Context) -> CheckResult:
@@ -55,19 +65,15 @@ def _torch_npu(context: Context) -> CheckResult:
     facts = context.facts.python
     torch, torch_npu = facts.import_torch, facts.import_torch_npu
     is_untried = torch.state is State.UNKNOWN and torch_npu.state is State.ABSENT
-    if is_untried and version_of(context, "torch-npu") is not None:
+    if is_untried and context.version("torch-npu") is not None:
         return skip("python.because", cause="python.torch-imports")
     if not _is_autoload(torch.value) and _is_same(torch.value, torch_npu.value):
         return skip("python.import-because", module="torch_npu", cause="python.torch-imports")
-    if _lacks_torch(context, torch_npu.value):
+    is_half = context.version("torch") is None and context.version("torch-npu") is not None
+    errors = torch_npu.value.errors if torch_npu.value else ()
+    if is_half and any("No module named 'torch'" in text for text in errors):
         return skip("python.import-because", module="torch_npu", cause="python.torch-pair")
     return _imported(context, torch_npu.value, "torch-npu", torch_npu.evidence)
-
-
-def _lacks_torch(context: Context, found: Import | None) -> bool:
-    """Whether torch_npu fails because torch is not installed, which the check of the pair reports."""
-    is_half = version_of(context, "torch") is None and version_of(context, "torch-npu") is not None
-    return is_half and found is not None and any("No module named 'torch'" in text for text in found.errors)
 
 
 def _is_autoload(torch: Import | None) -> bool:
@@ -85,7 +91,7 @@ def _other(module: str, context: Context) -> CheckResult:
     """A module other than torch and torch_npu; consequences of a torch failure are not repeated."""
     fact = context.facts.python.imports
     names = tried(context.framework).get(module, ())
-    name = next((each for each in names if version_of(context, each) is not None), None)
+    name = next((each for each in names if context.version(each) is not None), None)
     if name is None:
         return skip("python.import-skip", *lines(context, *names[:1]), package=module)
     tries = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
@@ -96,9 +102,9 @@ def _other(module: str, context: Context) -> CheckResult:
         is_untried = all(item.line == "not in the capture" for item in tries)
         return (skip if is_untried else unknown)("python.import-unknown", *tries, module=module)
     cause = None if found.is_ok else _cause(context, found)
-    return (
-        skip("python.import-because", module=module, cause=cause) if cause else _imported(context, found, name, tries)
-    )
+    if cause:
+        return skip("python.import-because", module=module, cause=cause)
+    return _imported(context, found, name, tries)
 
 
 def _cause(context: Context, found: Import) -> str | None:
@@ -132,8 +138,9 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
         return skip("python.import-because", module=found.module, cause=damage)
     evidence = tuple(Evidence(item.command, text) for item in evidence[:1] for text in found.errors or (found.crash,))
     for text in reversed(found.errors):
-        for look in _KINDS:
-            verdict = look(context, found, text, evidence)
+        for sign, judge in _KINDS:
+            match = sign.search(text)
+            verdict = judge(context, found, match, evidence) if match else None
             if verdict is not None:
                 return verdict
     owner = _owner(context, found.module)
@@ -142,23 +149,17 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
     return fail("python.import-fail", *evidence, fix=fix, module=found.module, error=found.innermost)
 
 
-def _by_library(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _LIBRARY.search(text)
-    if match is None:
-        return None
-    library, fix = match.group(1), library_fix(context, match.group(1))
+def _by_library(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
+    library, fix = match[1], library_fix(context, match[1])
     cause = cause_of_missing(context, library)
     if cause is not None:
         return skip("python.import-because", module=found.module, cause=cause)
     elf = context.facts.python.elf.value
-    lies_in = (
-        next((each.lies_in for each in elf.missing if each.library == library and each.lies_in), "") if elf else ""
-    )
-    if lies_in:
-        return fail(
-            "python.import-library-at", *evidence, fix=fix, module=found.module, library=library, folder=lies_in
-        )
-    return fail("python.import-library", *evidence, fix=fix, module=found.module, library=library)
+    missing = [each for each in elf.missing if each.library == library and each.lies_in] if elf else []
+    says = {"module": found.module, "library": library}
+    if missing:
+        return fail("python.import-library-at", *evidence, fix=fix, **says, folder=missing[0].lies_in)
+    return fail("python.import-library", *evidence, fix=fix, **says)
 
 
 def cause_of_missing(context: Context, library: str) -> str | None:
@@ -178,41 +179,29 @@ def _driver_cause(context: Context, library: str) -> str | None:
     if context.framework == "cpu" or not npu.driver.is_known:
         return None
     folder = next((path for path, names in (npu.library_files.value or {}).items() if library in names), "")
-    if not folder or folder in loader_path(context):
+    if not folder or folder in context.loader_path:
         return None
     return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
 
-def _by_version(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _VERSION.search(text)
-    if match is None:
-        return None
+def _by_version(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     library, version = match.groups()
-    folder = _folder_of_path(context, library)
-    fix = fix_for("machine.cxx-path", folder=folder) if folder else fix_for("python.glibc")
+    folder = library.rpartition("/")[0]  # on LD_LIBRARY_PATH it comes before the system's own
+    fix = fix_for("machine.cxx-path", folder=folder) if folder in context.loader_path else fix_for("python.glibc")
     return fail("python.import-version", *evidence, fix=fix, module=found.module, library=library, version=version)
 
 
-def _folder_of_path(context: Context, file: str) -> str:
-    """The folder of a file, if LD_LIBRARY_PATH names it and so puts it before the system's own; else ""."""
-    folder = file.rpartition("/")[0]
-    return folder if folder in loader_path(context) else ""
-
-
-def _by_shadow(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_shadow(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult | None:
     """A C++ symbol missing from the library copy on LD_LIBRARY_PATH: neither the package nor the system is at fault."""
-    match, library = _SYMBOL.search(text), context.facts.machine.libstdcxx.value
-    if match is None or library is None or not library.is_from_path or not _OF_CXX.search(text):
+    library = context.facts.machine.libstdcxx.value
+    if library is None or not library.is_from_path or not _OF_CXX.search(match.string):
         return None
     shown = (*evidence, *context.facts.machine.libstdcxx.evidence)
     fix = fix_for("machine.cxx-path", folder=library.path.rpartition("/")[0])
     return fail("python.import-shadow", *shown, fix=fix, module=found.module, symbol=match[2], path=library.path)
 
 
-def _by_symbol(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _SYMBOL.search(text)
-    if match is None:
-        return None
+def _by_symbol(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     file, symbol = match.groups()
     kind = "nnal" if "3atb" in symbol else "abi" if symbol.startswith(("_Py", "Py")) else "torch"
     is_torch = re.match(r"_ZN[KV]?(3c10|2at|5torch|7c10_npu|6at_npu)", symbol)
@@ -220,10 +209,7 @@ def _by_symbol(context: Context, found: Import, text: str, evidence: tuple[Evide
     return fail("python.import-symbol", *evidence, fix=fix, module=found.module, file=file, symbol=symbol)
 
 
-def _by_module(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _MODULE.search(text)
-    if match is None:
-        return None
+def _by_module(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     name = match.group(1)
     top = name.split(".")[0]
     if top == found.module:
@@ -235,36 +221,43 @@ def _by_module(context: Context, found: Import, text: str, evidence: tuple[Evide
     return fail("python.import-module", *evidence, fix=fix, module=found.module, name=name)
 
 
-def _by_other_signs(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _TLS.search(text)
-    if match is not None:
-        fix = fix_for("python.static-tls", ("export", f"LD_PRELOAD={match.group(1)}"))
-        return fail("python.import-static-tls", *evidence, fix=fix, module=found.module, library=match.group(1))
-    if "Two accelerators cannot be used" in text:
+def _by_other_signs(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
+    if match.re is _TLS:
+        fix = fix_for("python.static-tls", ("export", f"LD_PRELOAD={match[1]}"))
+        return fail("python.import-static-tls", *evidence, fix=fix, module=found.module, library=match[1])
+    if match.re is _TWO:
         fix = fix_for("python.autoload", ("export", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"))
         return fail("python.import-autoload", *evidence, fix=fix, module=found.module)
-    if "is an empty shell" in text or "(unknown location)" in text:
+    if match.re is _SHELL:
         return fail("python.import-shell", *evidence, fix=_again(context, found.module), module=found.module)
-    if _NUMPY.search(text):
-        numpy = version_of(context, "numpy") or "-"
-        fix = fix_for("python.numpy-clash")
-        return fail("python.import-numpy", *evidence, fix=fix, module=found.module, numpy=numpy)
-    return None
+    numpy = context.version("numpy") or "-"
+    return fail("python.import-numpy", *evidence, fix="python.numpy-clash", module=found.module, numpy=numpy)
 
 
-_KINDS = (_by_library, _by_version, _by_shadow, _by_symbol, _by_module, _by_other_signs)
+# What an error says -> the result; the first that applies counts.
+_KINDS: Sequence[tuple[re.Pattern[str], Callable[[Context, Import, re.Match[str], _Lines], CheckResult | None]]] = (
+    (_LIBRARY, _by_library),
+    (_VERSION, _by_version),
+    (_SYMBOL, _by_shadow),
+    (_SYMBOL, _by_symbol),
+    (_MODULE, _by_module),
+    (_TLS, _by_other_signs),
+    (_TWO, _by_other_signs),
+    (_SHELL, _by_other_signs),
+    (_NUMPY, _by_other_signs),
+)
 
 
 def _owner(context: Context, module: str) -> str:
     """The distribution that a top-level module most likely belongs to: rpds comes from rpds-py."""
     name = module.replace("_", "-")
     near = (name, f"{name}-py", f"py{name}", f"python-{name}", f"py-{name}")
-    return next((each for each in near if version_of(context, each) is not None), name)
+    return next((each for each in near if context.version(each) is not None), name)
 
 
 def _again(context: Context, module: str) -> Fix:
     name = module.replace("_", "-")
-    version = version_of(context, name)
+    version = context.version(name)
     requirement = f"{name}=={version}" if version else name
     return safe_install(context, "python.reinstall", requirement, options=("--force-reinstall", "--no-deps"))
 
@@ -281,10 +274,10 @@ def library_fix(context: Context, library: str) -> Fix:
             path = ":".join((*folders, *((present,) if present else ())))
             return fix_for("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
         return fix_for("python.driver-mount" if context.in_container else "python.driver-install")
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     if library.startswith(_OF_NNAL):
         return fix_for("python.nnal")
-    is_of_others = not _OF_CANN.match(library) and (not is_for_npu(context) or library.startswith(_OF_OTHERS))
+    is_of_others = not _OF_CANN.match(library) and (not context.is_for_npu or library.startswith(_OF_OTHERS))
     if is_of_others:
         return fix_for("python.library-of-others", library=library)
     if cann is not None and cann.set_env:
@@ -292,12 +285,9 @@ def library_fix(context: Context, library: str) -> Fix:
     return fix_for("python.cann-install", resolve_here(context))
 
 
-def _check(module: str) -> Check:
-    judge: Callable[[Context], CheckResult] = functools.partial(_other, module)
-    reads = ("python.interpreter", "python.imports")
-    return Check(f"python.{module.replace('_', '-')}-imports", reads, _SOURCES[module], judge, level=1)
-
-
+_TORCH, _TORCH_NPU, _IMPORTS = (
+    ("python.interpreter", fact) for fact in ("python.import_torch", "python.import_torch_npu", "python.imports")
+)
 _SOURCES = {
     "numpy": "numpy C-extension import error after a mixed upgrade: an Ascend RL environment guide, pitfall 2",
     "pyarrow": "measured: pyarrow 26.0.1 with numpy 1.26.4",
@@ -312,21 +302,155 @@ _SOURCES = {
     "verl": "verl-project/verl docs/ascend_tutorial/faq/faq.rst",
 }
 CHECKS = (
-    Check(
-        "python.torch-imports",
-        ("python.interpreter", "python.import_torch"),
-        _MEASURED,
-        _torch,
-        level=1,
-        required_for=FRAMEWORKS,
+    Check("python.torch-imports", _TORCH, _MEASURED, _torch, level=1, required_for=FRAMEWORKS),
+    Check("python.torch-npu-imports", _TORCH_NPU, _MEASURED, _torch_npu, level=1, required_for=NPU_FRAMEWORKS),
+    *(
+        Check(f"python.{name.replace('_', '-')}-imports", _IMPORTS, source, functools.partial(_other, name), level=1)
+        for name, source in _SOURCES.items()
     ),
-    Check(
-        "python.torch-npu-imports",
-        ("python.interpreter", "python.import_torch_npu"),
-        _MEASURED,
-        _torch_npu,
-        level=1,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    *(_check(module) for module in _SOURCES),
+)
+
+
+_SHOWN = 5
+_TRITONS = {"triton", "triton-ascend"}
+# Every image has these at two locations, the system's and its own; it does not matter which one is used.
+_TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
+_OF_TORCH = {"torch", "torch-npu"}  # these define the symbols
+_SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
+
+
+@given(lambda context: context.python, "no-python")
+def _owners(context: Context, python: Python) -> CheckResult:
+    others = [item for item in python.shared_files if not set(item.owners) <= _TRITONS]
+    evidence = [Evidence(" + ".join(item.owners), f"{item.count} files: {item.examples[0]}") for item in others]
+    twice = _twice(context, python)
+    if others or twice:
+        names = tuple(" + ".join(item.owners) for item in others) + tuple(twice)
+        evidence += [Evidence(name, text) for name, text in twice.items()]
+        return warn("python.shared-warn", *evidence, fix="python.shared", packages=names)
+    return ok("python.shared-ok", count=len(python.distributions))
+
+
+def _twice(context: Context, python: Python) -> dict[str, str]:
+    """Distributions at two locations with different versions, or twice at one location after a broken upgrade."""
+    packages = context.facts.python.packages.value
+    locations = {each.name: each for each in packages.twice} if packages is not None else {}
+    found = {}
+    for name, versions in python.installed_twice.items():
+        each = locations.get(name)
+        if each is None:
+            found[name] = ", ".join(versions)
+            continue
+        at_one_place = len(set(each.folders)) < len(each.folders)
+        if len(set(versions)) > 1 and (at_one_place or name not in _TOOLS):
+            found[name] = ", ".join(f"{version} ({folder})" for version, folder in zip(each.versions, each.folders))
+    for name, version in (packages.of_conda if packages is not None else {}).items():
+        if accepts(f"=={version}", python.distributions.get(name, "")) is False:  # 1.0 is 1.0.0
+            found[name] = f"{python.distributions[name]}, {version} (conda-meta)"
+    return found
+
+
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _machines(context: Context, elf: Elf) -> CheckResult:
+    found = {**elf.foreign, **elf.unread}
+    causes = {path: cause_of_library(context, os.path.basename(path)) for path in found}
+    bad = {path: what for path, what in found.items() if causes[path] is None}
+    if found and not bad:
+        return skip("python.because", cause=next(filter(None, causes.values())))
+    if not bad:
+        return ok("python.machines-ok", count=elf.looked)
+    evidence = tuple(Evidence(path, what) for path, what in bad.items())
+    names = tuple(os.path.basename(path) for path in bad)
+    arch = context.facts.machine.arch.value or "-"
+    return fail("python.machines-fail", *evidence, fix="python.machines", files=names[:_SHOWN], arch=arch)
+
+
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _libraries(context: Context, elf: Elf) -> CheckResult:
+    """Libraries that the loader would not find, with their folder if it is known."""
+    missing = [each for each in elf.missing if not _is_optional(each)]
+    if not missing:
+        return ok("python.libraries-ok", count=elf.looked)
+    if context.version("torch") is None and context.version("torch-npu") is not None:
+        return skip("python.because", cause="python.torch-pair")
+    first = next((each for each in missing if each.lies_in), missing[0])
+    damage = cause_of_library(context, first.library)
+    if damage is not None:
+        return skip("python.because", cause=damage)
+    tried = (context.facts.python.import_torch_npu.value, context.facts.python.import_torch.value)
+    if any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried):
+        return skip("python.because", cause=cause_of_missing(context, first.library) or "python.torch-npu-imports")
+    cause = cause_of_missing(context, first.library)
+    if cause is not None:
+        return skip("python.because", cause=cause)
+    evidence = tuple(Evidence(each.path, f"needs {each.library}: {each.lies_in or 'not found'}") for each in missing)
+    module, others = _module(elf, first), tuple(dict.fromkeys(each.library for each in missing))
+    fix = library_fix(context, first.library)
+    if first.lies_in:
+        return fail(
+            "python.libraries-off", *evidence, fix=fix, module=module, library=first.library, folder=first.lies_in
+        )
+    return fail("python.libraries-gone", *evidence, fix=fix, module=module, libraries=others[:_SHOWN])
+
+
+def _is_optional(missing: MissingLibrary) -> bool:
+    """Whether a library is optional: plug-ins for ATB and for tests; libpython comes with the interpreter."""
+    name = os.path.basename(missing.path)
+    is_plugin = name.startswith(("libop_plugin", "libtensorpipe", "libnpu_profiler", "libtorchbind", "libjitbackend"))
+    return is_plugin or missing.library.startswith(_SYSTEM)
+
+
+def _module(elf: Elf, missing: MissingLibrary) -> str:
+    parts = missing.path.split("/")
+    return parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else os.path.basename(missing.path)
+
+
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _runtimes(_: Context, elf: Elf) -> CheckResult:
+    """The versions of the C and C++ libraries that extensions were linked against."""
+    if not elf.versions:
+        return ok("python.runtimes-ok", count=elf.looked)
+    evidence = tuple(
+        Evidence(each.path, f"needs {each.version}, {each.library} has {each.has}") for each in elf.versions
+    )
+    first = elf.versions[0]
+    names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.versions))
+    args = {"files": names[:_SHOWN], "version": first.version, "library": first.library, "has": first.has or "-"}
+    return fail("python.runtimes-fail", *evidence, fix="python.glibc", **args)
+
+
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _symbols(context: Context, elf: Elf) -> CheckResult:
+    """Symbols that an extension needs and this torch lacks: it was built for another version."""
+    if not elf.symbols:
+        return ok("python.symbols-ok", count=elf.looked)
+    evidence = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
+    names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.symbols))
+    torch, torch_npu = context.version("torch") or "-", context.version("torch-npu") or "-"
+    if not _is_pair(context):
+        return skip("python.because", cause="python.torch-pair")
+    cause = next((check for check, item in damaged(context) if item.native and item.owner in _OF_TORCH), None)
+    if cause is not None:
+        return skip("python.because", cause=cause)
+    args = {"files": names[:_SHOWN], "torch": torch, "torch_npu": torch_npu}
+    return fail("python.symbols-fail", *evidence, fix="python.symbol-torch", **args)
+
+
+def _is_pair(context: Context) -> bool:
+    """Whether torch and torch_npu match; if they do not, missing symbols are a consequence."""
+    torch, torch_npu = context.version("torch"), context.version("torch-npu")
+    if torch is None or torch_npu is None:
+        return True
+    return torch.split(".")[:2] == torch_npu.split(".")[:2]
+
+
+_LOADER = "npuenv reads the extension modules as the loader does (ld.so(8))"
+_MACHINE = "ELF headers: a folder of packages copied from a machine of the other architecture"
+_SYMBOLS = f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183"
+LOADER = (
+    Check("python.one-owner", ("python.interpreter",), "RECORD of the installed distributions", _owners),
+    Check("python.machine", ("python.elf",), _MACHINE, _machines),
+    Check("python.libraries", ("python.elf",), f"{_LOADER}; Ascend/pytorch FAQ on libhccl.so", _libraries),
+    Check("python.runtimes", ("python.elf",), f"{_LOADER}; vllm-project/vllm-ascend#1249", _runtimes),
+    Check("python.symbols", ("python.elf",), _SYMBOLS, _symbols),
 )

@@ -12,13 +12,12 @@ from npuenv.core.fact import Evidence
 from npuenv.matrix.release_stacks import all_recipes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from npuenv.core.finding import Fix
     from npuenv.core.messages import Message
     from npuenv.facts.manifest import Described
-    from npuenv.facts.python.interpreter import Python
-    from npuenv.matrix.rows import Recipe
+    from npuenv.matrix.rows import Recipe, VllmAscend
 
 # Packages that a training run requires; problems of any other package are notes.
 CORE = frozenset(
@@ -31,24 +30,6 @@ CORE = frozenset(
 _BRINGS_TORCH = frozenset({"torch-npu", "torchvision", "torchaudio", "vllm-ascend"})
 
 
-def python_of(context: Context) -> Python | None:
-    """The inspected interpreter."""
-    return context.facts.python.interpreter.value
-
-
-def version_of(context: Context, name: str) -> str | None:
-    """The installed version of a distribution; None if it is not installed."""
-    python = python_of(context)
-    return python.distributions.get(name) if python else None
-
-
-def is_for_npu(context: Context) -> bool:
-    """Whether the environment is for NPUs: by its framework, else because torch_npu is installed."""
-    return context.framework != "cpu" and (
-        context.framework is not None or version_of(context, "torch-npu") is not None
-    )
-
-
 def gap(wanted: str, has: str | None) -> Message:
     """The required and the installed version, for a list of differences."""
     return message("python.has-other", wanted=wanted, has=has) if has else message("python.has-none", wanted=wanted)
@@ -56,14 +37,14 @@ def gap(wanted: str, has: str | None) -> Message:
 
 def where(context: Context) -> str:
     """The inventory query, as evidence names it."""
-    python = python_of(context)
+    python = context.python
     return f"{python.executable} (inventory)" if python else "-"
 
 
 def lines(context: Context, *names: str) -> tuple[Evidence, ...]:
     """The installed versions as evidence."""
     asked = where(context)
-    return tuple(Evidence(asked, f"{name} {version_of(context, name) or 'not installed'}") for name in names)
+    return tuple(Evidence(asked, f"{name} {context.version(name) or 'not installed'}") for name in names)
 
 
 def release(version: str) -> str:
@@ -85,9 +66,14 @@ def accepts(spec: str, version: str) -> bool | None:
         return None
 
 
+def vllm_ascend_row(context: Context) -> VllmAscend | None:
+    """The release of the installed vllm-ascend; None without one that is known."""
+    return context.matrix.vllm_ascend_row(public(context.version("vllm-ascend") or ""))
+
+
 def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
     """A command line for this environment: its own pip, or uv if pip is damaged or missing."""
-    python = python_of(context)
+    python = context.python
     executable = python.executable if python else "python3"
     files = context.facts.python.files.value
     changed = (*files.missing, *files.emptied, *files.altered) if files is not None else ()
@@ -119,7 +105,7 @@ def restore(context: Context, names: Iterable[str]) -> Fix:
     made, names = context.facts.python.made.value, tuple(names)
     if made is not None and not put_in(context).isdisjoint(names):
         return repair(made)
-    wanted = [f"{name}=={version}" if (version := version_of(context, name)) else name for name in names]
+    wanted = [f"{name}=={version}" if (version := context.version(name)) else name for name in names]
     return safe_install(context, "python.again", *wanted[:5], options=("--force-reinstall", "--no-deps"))
 
 
@@ -139,14 +125,14 @@ def safe_install(context: Context, name: str, *requirements: str, options: tuple
     named.
     """
     named = {split(text)[0]: text for text in requirements}
-    if "vllm" in named and (is_for_npu(context) or version_of(context, "vllm-ascend") is not None):
+    if "vllm" in named and (context.is_for_npu or context.version("vllm-ascend") is not None):
         name_, spec = split(named["vllm"])
         return fix_for("python.vllm-plain", wanted=name_ + (f"=={public(spec[2:])}" if spec.startswith("==") else spec))
     is_open = any(each in _BRINGS_TORCH and not split(text)[1] for each, text in named.items())
     if is_open and "--no-deps" not in options:
         return fix_for("python.whole", install_here(context))
     is_gpu_wanted = "torch" in named and is_for_gpus(named["torch"]) and context.framework is None
-    if "torch" in named and (is_for_npu(context) or not is_gpu_wanted):
+    if "torch" in named and (context.is_for_npu or not is_gpu_wanted):
         version = _torch_version(context, split(named["torch"])[1])
         row = context.matrix.index_row("pytorch-cpu")
         if version is None or row is None:
@@ -164,7 +150,7 @@ def _torch_version(context: Context, spec: str) -> str | None:
     exact = re.fullmatch(r"={2,3}([0-9][\w.]*)(\+\w+)?", spec)
     if exact is not None:
         return exact[1]
-    torch_npu = version_of(context, "torch-npu")
+    torch_npu = context.version("torch-npu")
     if torch_npu is None:
         return None
     row = context.matrix.torch_npu_row(public(torch_npu))
@@ -176,7 +162,7 @@ def meant_for(context: Context) -> str:
     """The framework for --for in npuenv commands: the given one, else judged by packages or cards."""
     if context.framework is not None:
         return context.framework
-    found = next((name for name in ("verl", "vllm-ascend", "torch-npu") if version_of(context, name) is not None), None)
+    found = next((name for name in ("verl", "vllm-ascend", "torch-npu") if context.version(name) is not None), None)
     nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
     has_cards = (nodes is not None and bool(nodes.cards)) or (table is not None and bool(table.cards))
     return found or ("torch-npu" if has_cards else "cpu")
@@ -206,19 +192,8 @@ def is_for_gpus(version: str) -> bool:
 
 def published_as(context: Context, *names: str) -> Iterator[Recipe]:
     """The published stacks with exactly these installed versions (labels and posts included)."""
-    have = {name: version_of(context, name) for name in names}
+    have = {name: context.version(name) for name in names}
     for recipe in all_recipes(context.matrix):
         pins = {pin.name: pin.version for pin in recipe.pin}
         if all(has is not None and pins.get(name) == public(has) for name, has in have.items()):
             yield recipe
-
-
-def chip_generations(context: Context) -> Mapping[str, str]:
-    """The generations of the cards, each with a chip name; {} if no table was read."""
-    table = context.facts.npu.smi.value
-    found: dict[str, str] = {}
-    for card in table.cards if table is not None else ():
-        row = context.matrix.hardware_of_chip(card.name) if card.name else None
-        if row is not None:
-            found.setdefault(row.id, card.name or "")
-    return found

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, given, ok, skip, unknown, warn
-from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
+from npuenv.checks.base import FRAMEWORKS, Check, fail, fix_for, given, numbers_in, ok, skip, unknown, warn
+from npuenv.checks.python.installed import CORE, accepts, install_here, restore, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
-    from npuenv.core.finding import Fix
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.python.interpreter import Python
-    from npuenv.facts.python.packages import Packages, Shadow
+    from npuenv.facts.python.packages import Packages
 
 _OLDEST = (3, 10)
 _SHOWN = 5
@@ -33,35 +33,32 @@ def _found(context: Context) -> CheckResult:
     evidence = (*context.facts.python.broken.evidence, *fact.evidence)
     if broken is not None and broken.what == "garbled":
         return unknown("python.python-found-garbled", *fact.evidence, path=broken.path)
-    if broken is not None and broken.what == "too-old":
-        fix = fix_for("python.python-version", install_here(context))
-        return fail("python.python-found-too-old", *evidence, fix=fix, path=broken.path)
-    if broken is not None and broken.what == "hook":
-        fix = fix_for("python.hook", ("mv", broken.path, f"{broken.path}.off"))
-        return fail("python.python-found-hook", *evidence, fix=fix, path=broken.path, line=evidence[0].line)
     if broken is not None:
-        fix = fix_for("python.python-broken", install_here(context))
-        return fail(f"python.python-found-{broken.what}", *evidence, fix=fix, path=broken.path)
+        name = "python.python-version" if broken.what == "too-old" else "python.python-broken"
+        fix, says = fix_for(name, install_here(context)), {"path": broken.path}
+        if broken.what == "hook":
+            fix, says["line"] = fix_for("python.hook", ("mv", broken.path, f"{broken.path}.off")), evidence[0].line
+        return fail(f"python.python-found-{broken.what}", *evidence, fix=fix, **says)
     line = fact.evidence[0].line if fact.evidence else ""
     if fact.state is State.UNKNOWN and _SAYS_WHY.search(line):
         fix = fix_for("python.python-broken", install_here(context))
         return fail("python.python-found-crash", *fact.evidence, fix=fix, line=line)
     if fact.state is State.UNKNOWN:
         return unknown("python.python-found-mute", *fact.evidence, line=line or "-")
-    return fail("python.python-found-fail", *fact.evidence, fix=fix_for("python.python-install"))
+    return fail("python.python-found-fail", *fact.evidence, fix="python.python-install")
 
 
-@given(python_of, "no-python")
+@given(lambda context: context.python, "no-python")
 def _supported(context: Context, python: Python) -> CheckResult:
-    numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
+    numbers = numbers_in(python.version)[:2]
     short = ".".join(map(str, numbers))
     if context.framework == "cpu":
         return _supported_by_torch(context, numbers, short)
     arch = context.facts.machine.arch.value or "aarch64"
-    row = context.matrix.torch_npu_row((version_of(context, "torch-npu") or "").split("+")[0])
+    row = context.matrix.torch_npu_row((context.version("torch-npu") or "").split("+")[0])
     rows = (row,) if row is not None and row.pythons(arch) else context.matrix.torch_npu
     all_ = {item for row in rows for item in row.pythons(arch)}
-    offered = sorted((item for item in all_ if _release_key(item) >= _OLDEST), key=_release_key)
+    offered = sorted((item for item in all_ if numbers_in(item) >= _OLDEST), key=numbers_in)
     if numbers < _OLDEST or (offered and short not in offered):
         fix = fix_for("python.python-version", install_here(context))
         return fail("python.python-version-fail", fix=fix, version=short, offered=tuple(offered))
@@ -71,15 +68,10 @@ def _supported(context: Context, python: Python) -> CheckResult:
 def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) -> CheckResult:
     """Without NPUs torch's own wheels decide, from the first Python of a CPU stack on."""
     offered = {item for recipe in context.matrix.recipes if recipe.framework == "cpu" for item in recipe.python}
-    if numbers >= min(map(_release_key, offered), default=_OLDEST):
+    if numbers >= min(map(numbers_in, offered), default=_OLDEST):
         return ok("python.python-version-ok", version=short)
     fix = fix_for("python.python-version", ("npuenv", "install", "--for", "cpu"))
-    shown = tuple(sorted(offered, key=_release_key))
-    return fail("python.python-version-cpu", fix=fix, version=short, offered=shown)
-
-
-def _release_key(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split("."))
+    return fail("python.python-version-cpu", fix=fix, version=short, offered=tuple(sorted(offered, key=numbers_in)))
 
 
 def _active(context: Context) -> CheckResult:
@@ -97,19 +89,14 @@ def _active(context: Context) -> CheckResult:
     others = [each for each in active.values() if each != folder and each in path]
     if folder not in path:
         # Tools start programs with the variable only; the inspected environment is the one it names.
-        return ok(
-            "python.active-off", Evidence("environment", f"{name}={environment[name]}"), variable=name, folder=folder
-        )
+        return ok("python.active-off", context.line(name), variable=name, folder=folder)
     if others and path.index(others[0]) < path.index(folder):
         evidence = Evidence("environment", f"PATH: {others[0]} before {folder}")
-        return warn("python.active-behind", evidence, fix=_activate(name, folder), folder=folder, other=others[0])
+        fix = fix_for("python.activate", ("source", f"{folder}/activate"))
+        if name == "CONDA_PREFIX":
+            fix = fix_for("python.activate-conda")
+        return warn("python.active-behind", evidence, fix=fix, folder=folder, other=others[0])
     return ok("python.active-ok", folder=folder)
-
-
-def _activate(name: str, folder: str) -> Fix:
-    if name == "VIRTUAL_ENV":
-        return fix_for("python.activate", ("source", f"{folder}/activate"))
-    return fix_for("python.activate-conda")
 
 
 def _readable(context: Context) -> CheckResult:
@@ -125,7 +112,7 @@ def _readable(context: Context) -> CheckResult:
     if not shut:
         return ok("python.readable-ok", count=len(packages.path))
     locations = tuple(item.command for item in shut[:_SHOWN])
-    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=locations)
+    return fail("python.readable-fail", *shut, fix="python.readable", folders=locations)
 
 
 @given(lambda context: context.facts.python.packages.value, "no-python")
@@ -137,9 +124,8 @@ def _metadata(context: Context, packages: Packages) -> CheckResult:
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
     fix = restore(context, names)
     verdict = fail if set(names) & CORE else warn
-    return verdict(
-        "python.metadata-fail", *evidence, fix=fix, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
-    )
+    entries = tuple(each.entry for each in packages.trouble[:_SHOWN])
+    return verdict("python.metadata-fail", *evidence, fix=fix, packages=entries)
 
 
 @given(lambda context: context.facts.python.packages.value, "no-python")
@@ -161,7 +147,7 @@ def _editable(_: Context, packages: Packages) -> CheckResult:
         return ok("python.editable-ok", count=sum(each.is_editable for each in packages.origins.values()))
     names = tuple(dict.fromkeys(item.command for item in gone))
     verdict = fail if packages.gone_sources else warn
-    return verdict("python.editable-gone", *gone, fix=fix_for("python.editable"), packages=names[:_SHOWN])
+    return verdict("python.editable-gone", *gone, fix="python.editable", packages=names[:_SHOWN])
 
 
 @given(lambda context: context.facts.python.packages.value, "no-python")
@@ -170,27 +156,19 @@ def _shadowed(_: Context, packages: Packages) -> CheckResult:
     shadows = [each for each in packages.shadows if each.over or each.kind == "package"]
     if not shadows:
         return ok("python.shadowed-ok")
-    evidence = tuple(
-        Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows
-    )
+    evidence = [Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows]
     first = min(shadows, key=lambda each: (not each.over, each.module))
-    is_left = not first.over
-    names = tuple(dict.fromkeys(each.module for each in shadows))
-    if is_left:
-        fix = fix_for("python.unowned")
-        return warn("python.shadowed-unowned", *evidence, fix=fix, modules=names, place=first.place)
-    return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
-
-
-def _leave(shadow: Shadow) -> Fix:
-    if shadow.kind.startswith("cwd-"):
-        return fix_for("python.leave-folder", ("cd", "/"))
-    return fix_for("python.pythonpath", ("unset", "PYTHONPATH"))
+    says = {"modules": tuple(dict.fromkeys(each.module for each in shadows)), "place": first.place}
+    if not first.over:
+        return warn("python.shadowed-unowned", *evidence, fix="python.unowned", **says)
+    if first.kind.startswith("cwd-"):
+        return fail("python.shadowed-fail", *evidence, fix=fix_for("python.leave-folder", ("cd", "/")), **says)
+    return fail("python.shadowed-fail", *evidence, fix=fix_for("python.pythonpath", ("unset", "PYTHONPATH")), **says)
 
 
 def _user_site(context: Context) -> CheckResult:
     """A conda environment also uses the user's own package folder, which every environment shares."""
-    python, packages = python_of(context), context.facts.python.packages.value
+    python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None or python.kind != "conda":
         return skip("python.user-site-skip")
     found = sorted(CORE & set(packages.in_user_site))
@@ -203,7 +181,7 @@ def _user_site(context: Context) -> CheckResult:
 
 def _abi(context: Context) -> CheckResult:
     """Wheels and extensions for another Python or another machine, and packages that reject this Python."""
-    python, packages = python_of(context), context.facts.python.packages.value
+    python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")
     foreign = {**packages.foreign_extensions, **packages.foreign_wheels}

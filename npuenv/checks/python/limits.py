@@ -10,12 +10,11 @@ from npuenv.checks.base import (
     FRAMEWORKS,
     NPU_FRAMEWORKS,
     Check,
-    CheckResult,
-    Context,
     fail,
     fix_for,
     given,
     message,
+    numbers_in,
     ok,
     skip,
     unknown,
@@ -24,19 +23,16 @@ from npuenv.checks.base import (
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
-    chip_generations,
     gap,
     install_here,
-    is_for_npu,
     lines,
     pip,
     public,
     published_as,
-    python_of,
     reinstall,
     safe_install,
     split,
-    version_of,
+    vllm_ascend_row,
     where,
 )
 from npuenv.core import versions
@@ -47,6 +43,7 @@ from npuenv.core.finding import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
@@ -75,21 +72,21 @@ def missing_parts(context: Context) -> tuple[str, ...]:
     framework = _framework(context)
     if framework is None or not _is_begun(context, framework):
         return ()
-    missing = [name for name in _PARTS[framework] if version_of(context, name) is None]
+    missing = [name for name in _PARTS[framework] if context.version(name) is None]
     elsewhere = {"torch": "torch-npu", "vllm": "vllm-ascend", "vllm-ascend": "vllm"}
-    missing = [name for name in missing if name not in elsewhere or version_of(context, elsewhere[name]) is None]
-    return tuple(name for name in missing if name != "torch-npu" or is_for_npu(context))
+    missing = [name for name in missing if name not in elsewhere or context.version(elsewhere[name]) is None]
+    return tuple(name for name in missing if name != "torch-npu" or context.is_for_npu)
 
 
 def _framework(context: Context) -> str | None:
     """The framework of the environment: the given one, else the installed one."""
     if context.framework in _PARTS:
         return context.framework
-    return next((name for name in ("verl", "vllm-ascend") if version_of(context, name) is not None), None)
+    return next((name for name in ("verl", "vllm-ascend") if context.version(name) is not None), None)
 
 
 def _is_begun(context: Context, framework: str) -> bool:
-    return any(version_of(context, name) is not None for name in _SIGNS[framework])
+    return any(context.version(name) is not None for name in _SIGNS[framework])
 
 
 @given(_framework, "python.parts-skip")
@@ -97,26 +94,21 @@ def _parts(context: Context, framework: str) -> CheckResult:
     if not _is_begun(context, framework):
         return skip("python.parts-none", framework=framework)
     missing = missing_parts(context)
-    if not missing:
-        return _complete(context, framework)
-    evidence = lines(context, *missing)
-    fix = _install(context, framework, missing)
-    return fail("python.parts-fail", *evidence, fix=fix, framework=framework, packages=missing)
-
-
-def _complete(context: Context, framework: str) -> CheckResult:
-    if framework not in _NAMED_AFTER or version_of(context, framework) is not None:
+    if missing:
+        fix = _install(context, missing)
+        return fail("python.parts-fail", *lines(context, *missing), fix=fix, framework=framework, packages=missing)
+    if framework not in _NAMED_AFTER or context.version(framework) is not None:
         return ok("python.parts-ok", framework=framework)
     # ROLL is started from its source tree, which is not a package: its absence is normal.
     return (ok if framework == "roll" else unknown)("python.parts-without", framework=framework)
 
 
-def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
+def _install(context: Context, missing: tuple[str, ...]) -> Fix:
     """Installs single packages, as in a published stack that this resembles; without torch the complete set."""
     if {"torch", "torch-npu", "vllm"} & set(missing):
         return fix_for("python.whole", install_here(context))
-    known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]
-    recipes = published_as(context, *known) if known else iter(())
+    known = [name for name in ("torch-npu", "vllm-ascend") if context.version(name) is not None]
+    recipes = list(published_as(context, *known)) if known else []
     pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]
     found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
     words = (f"{name}=={version}" if version else name for name, version in found.items())
@@ -140,24 +132,24 @@ class _Unmet(NamedTuple):
 
 
 def numpy_era(context: Context) -> CheckResult:
-    numpy, cann = version_of(context, "numpy"), context.facts.cann.toolkit.value
+    numpy, cann = context.version("numpy"), context.cann
     if numpy is None or cann is None:
         return skip("no-numpy" if numpy is None else "no-cann")
     try:
         row = context.matrix.cann_row(cann.version)
     except BadInput:
         row = None
+    evidence, says = lines(context, "numpy"), {"numpy": numpy, "cann": cann.version}
     if row is None or not row.numpy:
-        return ok("python.numpy-free", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
+        return ok("python.numpy-free", *evidence, **says)
     if versions.accepts(row.numpy, numpy):
-        return ok("python.numpy-ok", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
-    fix = reinstall(context, f"numpy{row.numpy}")
-    return fail("python.numpy-fail", *lines(context, "numpy"), fix=fix, numpy=numpy, cann=cann.version, needs=row.numpy)
+        return ok("python.numpy-ok", *evidence, **says)
+    return fail("python.numpy-fail", *evidence, fix=reinstall(context, f"numpy{row.numpy}"), **says, needs=row.numpy)
 
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
     """The two package names of each undeclared limit that an installed version violates."""
-    python = python_of(context)
+    python = context.python
     broken = [row for row in _broken(context, python) if not _is_absent(python, row)] if python else []
     return [(split(row.when)[0], split(row.needs)[0]) for row in broken]
 
@@ -174,15 +166,14 @@ def _is_absent(python: Python, row: Limit) -> bool:
     return row.is_imported and split(row.needs)[0] not in python.distributions
 
 
-@given(python_of, "no-python")
+@given(lambda context: context.python, "no-python")
 def _limits(context: Context, python: Python) -> CheckResult:
     """Requirements that no metadata declares: if `when` is installed, `needs` must hold."""
     broken = _broken(context, python)
     if not broken:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
     names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
-    needs = tuple(_strictest(context, [row.needs for row in broken]))
-    fix = safe_install(context, "python.reinstall", *needs)
+    fix = safe_install(context, "python.reinstall", *_strictest(context, [row.needs for row in broken]))
     pairs = tuple(
         message(f"python.limit-{'absent' if _is_absent(python, row) else 'broken'}", when=row.when, needs=row.needs)
         for row in broken
@@ -196,17 +187,13 @@ def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
     for requirement in needs:
         name, spec = split(requirement)
         specs.setdefault(name, {})[spec] = None
-    row = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
+    row = vllm_ascend_row(context)
     if row is not None and row.requirement("transformers") and "transformers" in specs:
         specs["transformers"][row.requirement("transformers")] = None
     for name, bounds in specs.items():
-        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=_number)
+        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=numbers_in)
         kept = [each for each in bounds if each and each not in below[1:]]
         yield f"{name}{','.join(kept)}"
-
-
-def _number(bound: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"[0-9]+", bound)))
 
 
 def _holds(python: Python, requirement: str) -> bool | None:
@@ -218,7 +205,7 @@ def _holds(python: Python, requirement: str) -> bool | None:
 
 def _requirements(context: Context) -> CheckResult:
     """The result of `pip check`, without requirements that a published stack overrides."""
-    python, packages = python_of(context), context.facts.python.packages.value
+    python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")
     unmet = [item for owner, texts in packages.requires.items() for item in _unmet(python, owner, texts)]
@@ -229,12 +216,9 @@ def _requirements(context: Context) -> CheckResult:
     if not unmet:
         return ok("python.requirements-ok", count=len(packages.requires))
     unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
-    evidence = [
-        Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or 'not installed'}")
-        for i in unmet
-    ]
-    wanted = tuple(dict.fromkeys(item.needs for item in unmet))
-    fix = safe_install(context, "python.requirements", *wanted[:_SHOWN])
+    rows = (f"{i.owner} {context.version(i.owner)}: {i.needs}, {i.has or 'not installed'}" for i in unmet)
+    evidence = [Evidence(where(context), row) for row in rows]
+    fix = safe_install(context, "python.requirements", *list(dict.fromkeys(item.needs for item in unmet))[:_SHOWN])
     verdict = fail if _is_grave(unmet[0]) else warn
     shown = tuple(message("python.asks", owner=item.owner, what=gap(item.needs, item.has)) for item in unmet[:_SHOWN])
     return verdict("python.requirements-unmet", *evidence, fix=fix, count=len(unmet), requirements=shown)
@@ -263,7 +247,6 @@ def _applies(marker: str, version: str, machine: str) -> bool:
         return True
     from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 
-    short = ".".join(version.split(".")[:2])
     environment = {
         "extra": "",
         "implementation_name": "cpython",
@@ -272,7 +255,7 @@ def _applies(marker: str, version: str, machine: str) -> bool:
         "platform_python_implementation": "CPython",
         "platform_system": "Linux",
         "python_full_version": version,
-        "python_version": short,
+        "python_version": ".".join(version.split(".")[:2]),
         "sys_platform": "linux",
     }
     try:
@@ -285,18 +268,17 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
     """Whether another check reports it, or nothing on an NPU needs it."""
     if item.name in _JUDGED.get(item.owner, ()):
         return True
-    triton = context.matrix.triton_ascend_row(public(version_of(context, "triton-ascend") or ""))
+    triton = context.matrix.triton_ascend_row(public(context.version("triton-ascend") or ""))
     if item.owner == "triton-ascend" and triton is not None and triton.requires:
         return True  # installed without its requirements, as `python.triton` reports
-    ascend = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
-    if item.owner == "vllm-ascend" and ascend is not None:
+    if item.owner == "vllm-ascend" and vllm_ascend_row(context) is not None:
         return True
     # If the two contradict each other (opencv, fastapi), vllm-ascend wins: images install it last.
     if item.owner == "vllm" and item.has and _takes(context, "vllm-ascend", item.name, item.has):
         return True
-    if is_for_npu(context) and (_FOR_CUDA.fullmatch(item.name) or item.owner.startswith("nvidia-")):
+    if context.is_for_npu and (_FOR_CUDA.fullmatch(item.name) or item.owner.startswith("nvidia-")):
         return True
-    if is_for_npu(context) and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
+    if context.is_for_npu and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
         return True  # its wheel pins the torch it was compiled for; on NPUs nothing compiled is used
     if not item.has and item.name in missing_parts(context):
         return True
@@ -316,7 +298,7 @@ def _takes(context: Context, owner: str, name: str, version: str) -> bool:
 
 def _like_this(context: Context) -> list[Recipe]:
     """The published stacks that this environment resembles."""
-    names = [name for name in ("torch", "torch-npu", "vllm-ascend") if version_of(context, name) is not None]
+    names = [name for name in ("torch", "torch-npu", "vllm-ascend") if context.version(name) is not None]
     return list(published_as(context, *names)) if "torch-npu" in names else []
 
 
@@ -335,7 +317,7 @@ def _is_published(context: Context, item: _Unmet, recipe: Recipe) -> bool:
     """Whether a published stack pins both versions as installed, overrides this, or builds one of them."""
     pins = {pin.name: pin.version for pin in recipe.pin}
     built = {versions.normalised(each.name) for each in recipe.git}
-    owner = version_of(context, item.owner) or ""
+    owner = context.version(item.owner) or ""
     is_owner_chosen = pins.get(item.owner) == public(owner) or item.owner in built
     if is_owner_chosen and (pins.get(item.name) == public(item.has) or not item.has):
         return True
@@ -362,10 +344,10 @@ def _can_both(one: str, other: str) -> bool:
 
 def _unsupported(context: Context) -> CheckResult:
     """Installed packages that do not support NPUs, by the frameworks' own documents."""
-    python = python_of(context)
-    if python is None or not is_for_npu(context):
+    python = context.python
+    if python is None or not context.is_for_npu:
         return skip("python.build-skip")
-    chips = set(chip_generations(context))
+    chips = set(context.chip_generations)
     found: dict[str, Unsupported] = {}
     for row in context.matrix.unsupported:
         is_intended = not row.frameworks or context.framework is None or context.framework in row.frameworks
@@ -386,7 +368,7 @@ def _unsupported(context: Context) -> CheckResult:
 
 def _stack(context: Context) -> CheckResult:
     """The installed versions against the pins of the given stack."""
-    stack, python = context.stack, python_of(context)
+    stack, python = context.stack, context.python
     if stack is None or python is None:
         return skip("python.no-stack" if python is not None else "no-python")
     pins = [pin for pin in stack.pins if pin.is_python and pin.name != "python"]
@@ -394,10 +376,8 @@ def _stack(context: Context) -> CheckResult:
     wrong = [(pin, has) for pin, has in gaps if has is None or accepts(f"=={public(pin.version)}", has) is False]
     if not wrong:
         return ok("python.stack-ok", stack=stack.name, count=len(pins))
-    evidence = tuple(
-        Evidence(where(context), f"{pin.name} {has or 'not installed'}; {stack.name}: {pin.version}")
-        for pin, has in wrong
-    )
+    rows = (f"{pin.name} {has or 'not installed'}; {stack.name}: {pin.version}" for pin, has in wrong)
+    evidence = [Evidence(where(context), row) for row in rows]
     shown = tuple(gap(f"{pin.name} {pin.version}", has) for pin, has in wrong[:_SHOWN])
     fix = fix_for("python.stack", ("npuenv", "install", stack.name))
     return fail("python.stack-differs", *evidence, fix=fix, stack=stack.name, count=len(wrong), packages=shown)
@@ -405,27 +385,23 @@ def _stack(context: Context) -> CheckResult:
 
 def _mindspeed(context: Context) -> CheckResult:
     """MindSpeed follows Megatron core releases; verl's models need the one for core 0.12 or later."""
-    has, verl = version_of(context, "mindspeed"), version_of(context, "verl")
+    has, verl = context.version("mindspeed"), context.version("verl")
     match = re.search(r"core_r(\d+)\.(\d+)", has or "") or re.match(r"(0)\.(\d+)", has or "")
     if has is None or match is None or (context.framework != "verl" and verl is None):
         return skip("python.mindspeed-skip")
     if (int(match.group(1)), int(match.group(2))) >= (0, 12):
         return ok("python.mindspeed-ok", mindspeed=has)
-    fix = fix_for("python.mindspeed")
-    return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix, mindspeed=has)
+    return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix="python.mindspeed", mindspeed=has)
 
 
+_FRAMEWORK_PARTS = (
+    "verl 0.9.1 metadata, verl/trainer/main_ppo.py; alibaba/ROLL requirements_common.txt; vllm-ascend metadata"
+)
 _NUMPY = "matrix cann: numpy"
 _REQUIREMENTS = "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587"
 _MINDSPEED = "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1"
 CHECKS = (
-    Check(
-        "python.framework-parts",
-        ("python.interpreter",),
-        "verl 0.9.1 metadata, verl/trainer/main_ppo.py; alibaba/ROLL requirements_common.txt; vllm-ascend metadata",
-        _parts,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    Check("python.framework-parts", ("python.interpreter",), _FRAMEWORK_PARTS, _parts, required_for=NPU_FRAMEWORKS),
     Check("python.numpy", ("python.interpreter", "cann.toolkit"), _NUMPY, numpy_era, required_for=NPU_FRAMEWORKS),
     Check("python.limits", ("python.interpreter",), "matrix limits, clashes", _limits, required_for=FRAMEWORKS),
     Check("python.requirements", ("python.interpreter", "python.packages"), _REQUIREMENTS, _requirements),
@@ -433,3 +409,19 @@ CHECKS = (
     Check("python.stack", ("python.interpreter",), "the pins of the stack that is judged", _stack),
     Check("python.mindspeed", ("python.interpreter",), _MINDSPEED, _mindspeed),
 )
+
+
+def _ray(context: Context) -> CheckResult:
+    """Reported only if the session's variables name several nodes: a single one needs no token."""
+    ray = context.version("ray")
+    if ray is None:
+        return skip("python.no-ray")
+    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in context.environment
+    if versions.accepts(">=2.59", ray) and not is_decided and context.spans_nodes:
+        fix = fix_for("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
+        return warn("python.ray-token", *lines(context, "ray"), fix=fix, ray=ray)
+    return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
+
+
+_RAY_TOKEN = "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token"
+RAY_TOKEN = (Check("python.ray-token", ("python.interpreter",), _RAY_TOKEN, _ray),)

@@ -5,40 +5,23 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
-    chip_generations,
     is_for_gpus,
-    is_for_npu,
     lines,
     pip,
     public,
     published_as,
-    python_of,
     reinstall,
     release,
     resolve_here,
     torch_fix,
-    version_of,
 )
-from npuenv.checks.session.variables import generation
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Python
 
@@ -48,7 +31,7 @@ _CUDA = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime|nccl)(-cu\d+)?")
 
 
 def torch_pair(context: Context) -> CheckResult:
-    torch, torch_npu = version_of(context, "torch"), version_of(context, "torch-npu")
+    torch, torch_npu = context.version("torch"), context.version("torch-npu")
     if torch is None or torch_npu is None:
         if torch_npu is None:
             return skip("no-torch-npu")
@@ -66,49 +49,40 @@ def torch_pair(context: Context) -> CheckResult:
 
 def torch_npu_cann(context: Context) -> CheckResult:
     """The recommended pair, the compatible set of the release notes, or what other projects state; never guessed."""
-    torch_npu, cann = version_of(context, "torch-npu"), context.facts.cann.toolkit.value
+    torch_npu, cann = context.version("torch-npu"), context.cann
     if torch_npu is None or cann is None:
         return skip("no-torch-npu" if torch_npu is None else "no-cann")
     evidence = (*lines(context, "torch-npu"), *context.facts.cann.toolkit.evidence)
-    try:
-        have = versions.cann(cann.version)
-        fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
-    except BadInput:
-        return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
-    row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
-    if row is None:
-        return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
-    chip = context.matrix.hardware_row(generation(context))
+    says, row = {"torch_npu": torch_npu, "cann": cann.version}, context.matrix.torch_npu_row(torch_npu.split("+")[0])
+    if row is None or not versions.is_cann(cann.version):
+        return unknown("python.torch-npu-cann-unknown", *evidence, **says)
+    have = versions.cann(cann.version)
+    fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
+    chip = context.matrix.hardware_row(context.generation)
     if chip and chip.torch_npu and not versions.accepts(chip.torch_npu, row.version):
         args = {"torch_npu": torch_npu, "chip": chip.title, "needs": chip.torch_npu}
         known = [version for version in fitting if versions.accepts(chip.torch_npu, version)]
         return fail("python.torch-npu-cann-chip", *evidence, fix=_recommended(context, known, torch_npu), **args)
     if row.version in fitting:
-        return ok("python.torch-npu-cann-pair", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return ok("python.torch-npu-cann-pair", *evidence, **says)
     stated = (*row.cann_compatible, *row.cann_unofficial)
-    series = f"{have.series[0]}.{have.series[1]}.X"
-    if series in stated or any(
-        text[:1].isdigit() and "X" not in text and versions.cann(text) == have for text in stated
-    ):
-        return ok("python.torch-npu-cann-compatible", *evidence, torch_npu=torch_npu, cann=cann.version)
+    named = [versions.cann(text) for text in stated if text[:1].isdigit() and "X" not in text]
+    if f"{have.series[0]}.{have.series[1]}.X" in stated or have in named:
+        return ok("python.torch-npu-cann-compatible", *evidence, **says)
     if _is_released(context, have):
-        return ok("python.torch-npu-cann-released", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return ok("python.torch-npu-cann-released", *evidence, **says)
     fix = _recommended(context, fitting, torch_npu)
     pair = next((version for version in fitting if release(version) == release(torch_npu)), None)
     if not row.cann and pair is not None:
-        return warn(
-            "python.torch-npu-cann-other", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, pair=pair
-        )
+        return warn("python.torch-npu-cann-other", *evidence, fix=fix, **says, pair=pair)
     if not row.cann:
-        return unknown("python.torch-npu-cann-unstated", *evidence, torch_npu=torch_npu, cann=cann.version)
-    return warn(
-        "python.torch-npu-cann-warn", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, recommended=row.cann
-    )
+        return unknown("python.torch-npu-cann-unstated", *evidence, **says)
+    return warn("python.torch-npu-cann-warn", *evidence, fix=fix, **says, recommended=row.cann)
 
 
 def _is_released(context: Context, cann: versions.Version) -> bool:
     """Whether a stack was published with this CANN, this torch_npu and the installed vllm-ascend (else vllm)."""
-    engine = next((name for name in ("vllm-ascend", "vllm") if version_of(context, name) is not None), None)
+    engine = next((name for name in ("vllm-ascend", "vllm") if context.version(name) is not None), None)
     if engine is None:
         return False
     names = ("torch-npu", engine)
@@ -124,9 +98,9 @@ def _recommended(context: Context, fitting: list[str], torch_npu: str) -> Fix | 
 
 
 def _companions(context: Context) -> CheckResult:
-    torch = version_of(context, "torch")
+    torch = context.version("torch")
     row = context.matrix.companion_row(torch) if torch else None
-    found = {name: version_of(context, name) for name in ("torchvision", "torchaudio")}
+    found = {name: context.version(name) for name in ("torchvision", "torchaudio")}
     if torch is None or row is None or not any(found.values()):
         return skip("python.companions-skip")
     wanted = {"torchvision": row.torchvision, "torchaudio": row.torchaudio}
@@ -136,14 +110,14 @@ def _companions(context: Context) -> CheckResult:
         return ok("python.companions-ok", *evidence, torch=torch)
     needs = tuple(f"{name}=={wanted[name]}" for name in wrong)
     fix = fix_for("python.reinstall", pip(context, "install", "--no-deps", *needs), requirement=" ".join(needs))
-    verdict = fail if "torchvision" in wrong else warn
-    return verdict("python.companions-fail", *evidence, fix=fix, torch=torch, packages=needs)
+    make = fail if "torchvision" in wrong else warn
+    return make("python.companions-fail", *evidence, fix=fix, torch=torch, packages=needs)
 
 
 def _build(context: Context) -> CheckResult:
     """Whether torch was built for CUDA, by its own version info, else by its CUDA dependencies."""
-    torch, python = version_of(context, "torch"), python_of(context)
-    if torch is None or python is None or not is_for_npu(context):
+    torch, python = context.version("torch"), context.python
+    if torch is None or python is None or not context.is_for_npu:
         return skip("python.build-skip")
     if is_for_gpus(torch):
         return skip("python.because", cause="python.torch-pair")
@@ -157,21 +131,14 @@ def _build(context: Context) -> CheckResult:
     return ok("python.build-ok", *lines(context, "torch"), torch=torch)
 
 
+_WITH_CANN = ("python.interpreter", "cann.toolkit")
+_TORCH_BUILD = (
+    "torch's wheels: CUDA builds on x86_64, and on aarch64 from 2.11 on; torch_npu's x86_64 wheels ask for +cpu"
+)
 TORCH = (
     Check("python.torch-pair", ("python.interpreter",), _PTA, torch_pair, required_for=NPU_FRAMEWORKS),
-    Check(
-        "python.torch-npu-cann",
-        ("python.interpreter", "cann.toolkit"),
-        _PTA,
-        torch_npu_cann,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    Check(
-        "python.torch-build",
-        ("python.interpreter",),
-        "torch's wheels: CUDA builds on x86_64, and on aarch64 from 2.11 on; torch_npu's x86_64 wheels ask for +cpu",
-        _build,
-    ),
+    Check("python.torch-npu-cann", _WITH_CANN, _PTA, torch_npu_cann, required_for=NPU_FRAMEWORKS),
+    Check("python.torch-build", ("python.interpreter",), _TORCH_BUILD, _build),
     Check("python.torchvision", ("python.interpreter",), "matrix companions", _companions),
 )
 
@@ -180,12 +147,13 @@ TORCH = (
 # (triton-lang/triton-ascend pull request 395).
 _COEXISTS = "3.2.1"
 _NO_TRITON = "310p"
+_TRITONS = {"triton", "triton-ascend"}
 
 
 def triton(context: Context) -> CheckResult:
     """Triton and triton-ascend own the same files; the last one installed wins, and it has to be triton-ascend."""
-    python = python_of(context)
-    ascend, plain = version_of(context, "triton-ascend"), version_of(context, "triton")
+    python = context.python
+    ascend, plain = context.version("triton-ascend"), context.version("triton")
     if python is None or (ascend is None and (plain is None or "torch-npu" not in python.distributions)):
         return skip("no-triton-ascend")
     if ascend is None:
@@ -201,15 +169,11 @@ def triton(context: Context) -> CheckResult:
     if "ascend" not in python.triton_backends or _won(python) == "triton":
         return fail("python.triton-overwritten", *evidence, fix=fix, backends=python.triton_backends or ("-",))
     if plain is not None:
-        shared = next(
-            (item.count for item in python.shared_files if set(item.owners) == {"triton", "triton-ascend"}), 0
-        )
-        verdict = warn if coexist else fail
-        return verdict("python.triton-residue", *evidence, fix=fix, triton=plain, ascend=ascend, count=shared)
-    return _cann(context, ascend) or _well(context, ascend, evidence)
-
-
-def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> CheckResult:
+        shared = [item.count for item in python.shared_files if set(item.owners) == _TRITONS]
+        says = {"triton": plain, "ascend": ascend, "count": next(iter(shared), 0)}
+        return (warn if coexist else fail)("python.triton-residue", *evidence, fix=fix, **says)
+    if (published := _cann(context, ascend)) is not None:
+        return published
     row = context.matrix.triton_ascend_row(public(ascend))
     if row is None or not row.requires:
         return ok("python.triton-ok", *evidence, ascend=ascend)
@@ -219,7 +183,7 @@ def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> Chec
 
 def _cann(context: Context, ascend: str) -> CheckResult | None:
     """A warning if this triton-ascend was not published for the CANN series."""
-    row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.facts.cann.toolkit.value
+    row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.cann
     if row is None or not row.cann or cann is None or not versions.is_cann(cann.version):
         return None
     if versions.cann(cann.version).series in {versions.cann(text).series for text in row.cann}:
@@ -234,17 +198,17 @@ def _cann(context: Context, ascend: str) -> CheckResult | None:
 def _won(python: Python) -> str:
     """The distribution whose files are present, by the sizes that each recorded; "" if that is ambiguous."""
     for item in python.shared_files:
-        if set(item.owners) == {"triton", "triton-ascend"} and len(item.fits) == 2 and any(item.fits):
+        if set(item.owners) == _TRITONS and len(item.fits) == 2 and any(item.fits):
             one, two = item.fits
             return item.owners[0] if two == 0 else item.owners[1] if one == 0 else ""
     return ""
 
 
 def _chip(context: Context) -> CheckResult:
-    ascend = version_of(context, "triton-ascend")
+    ascend = context.version("triton-ascend")
     if ascend is None:
         return skip("no-triton-ascend")
-    chips = chip_generations(context)
+    chips = context.chip_generations
     if not chips:
         return skip("python.vllm-chip-skip")
     if _NO_TRITON not in chips:

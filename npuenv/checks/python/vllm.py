@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     accepts,
-    chip_generations,
     gap,
     is_for_gpus,
-    is_for_npu,
     lines,
     public,
     published_as,
     reinstall,
     safe_install,
-    version_of,
+    vllm_ascend_row,
     where,
 )
 from npuenv.checks.python.limits import broken_limits, numpy_era
@@ -46,11 +44,6 @@ _ELSEWHERE: Mapping[str, tuple[Callable[[Context], CheckResult], ...]] = {
 _UNREADABLE = re.compile(r"(0\.1\.dev|0\.0\.0|0\.1$|dev$|unknown)")
 
 
-def _row(context: Context) -> VllmAscend | None:
-    ascend = version_of(context, "vllm-ascend")
-    return context.matrix.vllm_ascend_row(public(ascend)) if ascend else None
-
-
 def _reported_version(context: Context, vllm: str) -> str:
     """The version that vllm-ascend uses: VLLM_VERSION if set, for builds without a version of their own."""
     return context.environment.get("VLLM_VERSION") or vllm
@@ -58,24 +51,22 @@ def _reported_version(context: Context, vllm: str) -> str:
 
 def _pair(context: Context) -> CheckResult:
     """vllm against vllm-ascend: at run time a mismatch gives only a log line and an unspecified platform."""
-    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    vllm, ascend = context.version("vllm"), context.version("vllm-ascend")
     if vllm is None or ascend is None:
         return _alone(context, vllm, ascend)
     if _UNREADABLE.match(_reported_version(context, vllm)):
         return skip("python.because", cause="python.vllm-version")
-    row = _row(context)
+    row = vllm_ascend_row(context)
     evidence = lines(context, "vllm", "vllm-ascend")
     if row is None:
         return unknown("python.vllm-unknown", *evidence, vllm=vllm, ascend=ascend)
     if public(_reported_version(context, vllm)) == public(row.vllm):
         if is_for_gpus(vllm):
-            return warn("python.vllm-gpu", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
+            return warn("python.vllm-gpu", *evidence, fix="python.vllm-gpu", vllm=vllm)
         return _transformers(context, row) or ok("python.vllm-ok", *evidence, vllm=vllm, ascend=ascend)
-    fitting = _fitting_plugin(context)
+    fitting, fix = _fitting_plugin(context), fix_for("python.vllm-plain", wanted=f"vllm=={public(row.vllm)}")
     if fitting is not None:
         fix = reinstall(context, f"vllm-ascend=={fitting.version}")
-    else:
-        fix = fix_for("python.vllm-plain", wanted=f"vllm=={public(row.vllm)}")
     return fail("python.vllm-fail", *evidence, fix=fix, vllm=vllm, ascend=ascend, wanted=row.vllm)
 
 
@@ -84,30 +75,31 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
 
     Then the plugin is the outlier, and changing it alone fixes the environment.
     """
-    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
-    pair = [(name, version_of(context, name)) for name in ("torch", "torch-npu")]
+    vllm, ascend = context.version("vllm"), context.version("vllm-ascend")
+    pair = [(name, context.version(name)) for name in ("torch", "torch-npu")]
     if vllm is None or ascend is None:
         return None
     reported = public(_reported_version(context, vllm))
     rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == reported]
     rows = [row for row in rows if all(has and accepts(row.requirement(name), has) is True for name, has in pair)]
-    if not rows or public(ascend) in {row.version for row in rows}:
-        return None
-    return next((row for row in rows if "rc" not in row.version), rows[0])
+    return None if public(ascend) in {row.version for row in rows} else _final(rows)
+
+
+def _final(rows: list[VllmAscend]) -> VllmAscend | None:
+    """The first release that is no candidate, else the first one; None without any."""
+    return next((row for row in rows if "rc" not in row.version), next(iter(rows), None))
 
 
 def _alone(context: Context, vllm: str | None, ascend: str | None) -> CheckResult:
     """One of the two without the other: the plugin has nothing to extend, and vllm alone finds no platform."""
     if ascend is not None:
-        row = _row(context)
-        wanted = f"=={public(row.vllm)}" if row is not None else ""
-        fix = fix_for("python.vllm-plain", wanted=f"vllm{wanted}")
-        return fail("python.vllm-alone-ascend", *lines(context, "vllm-ascend", "vllm"), fix=fix, ascend=ascend)
+        row, evidence = vllm_ascend_row(context), lines(context, "vllm-ascend", "vllm")
+        fix = fix_for("python.vllm-plain", wanted=f"vllm=={public(row.vllm)}" if row is not None else "vllm")
+        return fail("python.vllm-alone-ascend", *evidence, fix=fix, ascend=ascend)
     # SGLang uses parts of vllm and runs on NPUs without the plugin.
-    if vllm is None or not is_for_npu(context) or version_of(context, "sglang") is not None:
+    if vllm is None or not context.is_for_npu or context.version("sglang") is not None:
         return skip("python.no-vllm")
-    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == public(vllm)]
-    final = next((row for row in rows if "rc" not in row.version), rows[0] if rows else None)
+    final = _final([row for row in context.matrix.vllm_ascend if public(row.vllm) == public(vllm)])
     add = reinstall(context, f"vllm-ascend=={final.version}" if final is not None else "vllm-ascend")
     return fail("python.vllm-alone", *lines(context, "vllm", "vllm-ascend"), fix=add, vllm=vllm)
 
@@ -118,7 +110,7 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
     Other differences are ignored: published images replace the exact pins of some releases within the same major
     version.
     """
-    have, needs = version_of(context, "transformers"), row.requirement("transformers")
+    have, needs = context.version("transformers"), row.requirement("transformers")
     if not _is_too_new(context, row) or "transformers" in {name for _, name in broken_limits(context)}:
         return None  # reported by the check of limits, with both bounds
     fix = reinstall(context, f"transformers{needs}")
@@ -127,7 +119,7 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
 
 
 def _is_too_new(context: Context, row: VllmAscend) -> bool:
-    have, needs = version_of(context, "transformers"), row.requirement("transformers")
+    have, needs = context.version("transformers"), row.requirement("transformers")
     if have is None or not needs or accepts(needs, have) is not False:
         return False
     limits = [each.version for each in versions.specifier(needs) if each.operator in ("<", "<=")]
@@ -136,13 +128,13 @@ def _is_too_new(context: Context, row: VllmAscend) -> bool:
 
 def _version(context: Context) -> CheckResult:
     """A vllm built without tags has a version like 0.1.dev, and vllm-ascend chooses its patches by that number."""
-    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    vllm, ascend = context.version("vllm"), context.version("vllm-ascend")
     if vllm is None or ascend is None:
         return skip("python.no-vllm")
     reported = _reported_version(context, vllm)
     if not _UNREADABLE.match(reported):
         return ok("python.vllm-version-ok", vllm=reported)
-    row = _row(context)
+    row = vllm_ascend_row(context)
     wanted = public(row.vllm) if row is not None else "X.Y.Z"
     fix = fix_for("python.vllm-version", ("export", f"VLLM_VERSION={wanted}"))
     return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=fix, vllm=reported)
@@ -150,23 +142,22 @@ def _version(context: Context) -> CheckResult:
 
 def _build(context: Context) -> CheckResult:
     """A vllm for NPUs has no compiled part of its own."""
-    vllm, packages = version_of(context, "vllm"), context.facts.python.packages.value
-    if vllm is None or packages is None or version_of(context, "vllm-ascend") is None or not is_for_npu(context):
+    vllm, packages = context.version("vllm"), context.facts.python.packages.value
+    if vllm is None or packages is None or context.version("vllm-ascend") is None or not context.is_for_npu:
         return skip("python.no-vllm")
     if is_for_gpus(vllm):
         return skip("python.because", cause="python.vllm-pair")
-    compiled = [
-        path for path in packages.extensions.get("vllm", ()) if re.match(r"_(C|moe_C)\b", os.path.basename(path))
-    ]
+    extensions = packages.extensions.get("vllm", ())
+    compiled = [path for path in extensions if re.match(r"_(C|moe_C)\b", os.path.basename(path))]
     if not compiled:
         return ok("python.vllm-build-ok", vllm=vllm)
-    evidence = tuple(Evidence(where(context), path) for path in compiled)
-    return warn("python.vllm-build-cuda", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
+    evidence = (Evidence(where(context), path) for path in compiled)
+    return warn("python.vllm-build-cuda", *evidence, fix="python.vllm-gpu", vllm=vllm)
 
 
 def _needs(context: Context) -> CheckResult:
     """The metadata requirements of this vllm-ascend, except those that a published stack overrides."""
-    ascend, row = version_of(context, "vllm-ascend"), _row(context)
+    ascend, row = context.version("vllm-ascend"), vllm_ascend_row(context)
     if ascend is None or row is None:
         return skip("python.no-vllm")
     if _is_odd_plugin(context):
@@ -179,14 +170,14 @@ def _needs(context: Context) -> CheckResult:
             del unmet[name]
     if not unmet:
         return ok("python.vllm-needs-ok", ascend=ascend)
-    pair = {"torch", "torch-npu"} & set(unmet)
-    shown = tuple(gap(f"{name}{spec}", version_of(context, name)) for name, spec in unmet.items())
+    evidence = lines(context, "vllm-ascend", *unmet)
+    shown = tuple(gap(f"{name}{spec}", context.version(name)) for name, spec in unmet.items())
     fix = safe_install(context, "python.reinstall", *(f"{name}{spec}" for name, spec in unmet.items()))
-    verdict = fail if pair else warn
-    if "torch-npu" in unmet and version_of(context, "torch-npu") is None:
-        needs, evidence = f"torch-npu{unmet['torch-npu']}", lines(context, "vllm-ascend", *unmet)
+    if "torch-npu" in unmet and context.version("torch-npu") is None:
+        needs = f"torch-npu{unmet['torch-npu']}"
         return fail("python.vllm-needs-torch-npu", *evidence, fix=fix, ascend=ascend, needs=needs)
-    return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=fix, ascend=ascend, packages=shown)
+    verdict = fail if {"torch", "torch-npu"} & set(unmet) else warn
+    return verdict("python.vllm-needs", *evidence, fix=fix, ascend=ascend, packages=shown)
 
 
 def _is_odd_plugin(context: Context) -> bool:
@@ -196,9 +187,9 @@ def _is_odd_plugin(context: Context) -> bool:
 
 def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
     """Whether a package differs from that of the release and of any published stack with the release."""
-    has = version_of(context, name)
+    has = context.version(name)
     if has is None:  # the 310P needs no triton; with unknown cards nothing is reported
-        chips = chip_generations(context)
+        chips = context.chip_generations
         return name in ("torch-npu", "triton-ascend") and bool(chips) and "310p" not in chips
     # The policy table and the release's own images count as much as its metadata.
     named = {row.torch_npu, *(image.torch_npu for image in row.image)} if name == "torch-npu" else set()
@@ -209,31 +200,24 @@ def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
 
 def _chip(context: Context) -> CheckResult:
     """The chip that vllm-ascend was built for, from its build information, against the cards."""
-    packages, ascend = context.facts.python.packages.value, version_of(context, "vllm-ascend")
+    packages, ascend = context.facts.python.packages.value, context.version("vllm-ascend")
     reported = packages.built.get("vllm_ascend", {}) if packages is not None else {}
     text = reported.get("device_type") or reported.get("soc_version") or ""
     if ascend is None or not text:
         return skip("python.vllm-chip-skip")
     row = context.matrix.hardware_of_chip(text)
     built_for = _DEVICE_TYPES.get(text) or (row.id if row is not None else "")
-    chips = {
-        generation: name for generation, name in chip_generations(context).items() if _is_usable(context, generation)
-    }
+    known = {name: context.matrix.hardware_row(generation) for generation, name in context.chip_generations.items()}
+    # Cards of the first generation are reported by their own check.
+    chips = {name: chip for name, chip in known.items() if chip is not None and chip.accepted}
     if not chips or not built_for:
         return skip("python.vllm-chip-skip") if not chips else unknown("python.vllm-chip-unknown", built=text)
-    if built_for in chips:
+    if built_for in {chip.id for chip in chips.values()}:
         return ok("python.vllm-chip-ok", built=text)
-    generation, name = next(iter(chips.items()))
-    wanted = context.matrix.hardware_row(generation)
+    name, chip = next(iter(chips.items()))
     evidence = (Evidence("vllm_ascend/_build_info.py", text), *context.facts.npu.smi.evidence)
-    fix = fix_for("python.vllm-chip", soc=wanted.socs[0] if wanted is not None and wanted.socs else generation)
+    fix = fix_for("python.vllm-chip", soc=chip.socs[0] if chip.socs else chip.id)
     return fail("python.vllm-chip-fail", *evidence, fix=fix, ascend=ascend, built=text, chip=name)
-
-
-def _is_usable(context: Context, generation: str) -> bool:
-    """Whether vllm-ascend supports the card: a card of the first generation is reported by its own check."""
-    row = context.matrix.hardware_row(generation)
-    return row is not None and row.accepted
 
 
 def _cann(context: Context) -> CheckResult:
@@ -241,7 +225,7 @@ def _cann(context: Context) -> CheckResult:
 
     The check of torch_npu's compatible set covers newer ones.
     """
-    row, cann = _row(context), context.facts.cann.toolkit.value
+    row, cann = vllm_ascend_row(context), context.cann
     if row is None or cann is None:
         return skip("python.no-vllm" if row is None else "no-cann")
     if _is_odd_plugin(context):
@@ -253,36 +237,26 @@ def _cann(context: Context) -> CheckResult:
     has = versions.cann(cann.version).series
     if not series or has >= series[0]:
         return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
-    torch_npu = version_of(context, "torch-npu")
+    torch_npu = context.version("torch-npu")
     if torch_npu is not None and not _is_compatible(context, public(torch_npu), cann.version):
         return skip("python.because", cause="python.torch-npu-cann")
     if any(versions.cann(each.cann).series == has for each in published_as(context, "vllm-ascend") if each.cann):
         return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
     evidence = (*lines(context, "vllm-ascend"), *context.facts.cann.toolkit.evidence)
-    fix = fix_for(
-        "python.vllm-cann", ("npuenv", "resolve", "--host", "this", "--for", "vllm-ascend", "--cann", cann.version)
-    )
-    shown = tuple(dict.fromkeys(named))
-    other = _installed_too(context, set(series))
-    if other is not None:
-        fix, evidence = _switch(context, other), (*evidence, Evidence(other.root, f"CANN {other.version}"))
-        args = {"ascend": row.version, "cann": cann.version, "named": shown, "other": other.version}
-        return warn("python.vllm-cann-other", *evidence, fix=fix, **args)
-    return warn("python.vllm-cann-warn", *evidence, fix=fix, ascend=row.version, cann=cann.version, named=shown)
-
-
-def _installed_too(context: Context, series: set[tuple[int, ...]]) -> CannFolder | None:
-    """An installed but unused CANN of one of these series."""
+    args = {"ascend": row.version, "cann": cann.version, "named": tuple(dict.fromkeys(named))}
     installs = context.facts.cann.installs.value
     found = [item for item in (installs.found if installs else ()) if versions.is_cann(item.version)]
-    return next((item for item in found if versions.cann(item.version).series in series), None)
+    other = next((item for item in found if versions.cann(item.version).series in series), None)
+    if other is not None:
+        in_use = [item for item in found if item.version == cann.version]
+        fix, line = _switch(in_use, other), Evidence(other.root, f"CANN {other.version}")
+        return warn("python.vllm-cann-other", *evidence, line, fix=fix, **args, other=other.version)
+    resolve = ("npuenv", "resolve", "--host", "this", "--for", "vllm-ascend", "--cann", cann.version)
+    return warn("python.vllm-cann-warn", *evidence, fix=fix_for("python.vllm-cann", resolve), **args)
 
 
-def _switch(context: Context, to: CannFolder) -> Fix:
+def _switch(in_use: list[CannFolder], to: CannFolder) -> Fix:
     """The fix that switches the session to another install: by the links in use, if they are beside it."""
-    installs, cann = context.facts.cann.installs.value, context.facts.cann.toolkit.value
-    assert installs is not None and cann is not None
-    in_use = [item for item in installs.found if item.version == cann.version]
     folder = os.path.dirname(to.root)
     links = [link for item in in_use for link in item.links if os.path.dirname(link) == folder]
     commands = (("ln", "-sfn", to.root, link) for link in links)

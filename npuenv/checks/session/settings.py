@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
-from npuenv.checks.session import torch as session_torch
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, of_variable, ok, skip, warn
 from npuenv.checks.session import variables
-from npuenv.checks.session.variables import generation, hccl_values, line, setting
+from npuenv.checks.session.variables import hccl_values
 from npuenv.core.fact import Evidence
 
 _DOCS = "hicann/hccl docs/zh/user_guide/hccl_env/{}.md"
@@ -25,76 +24,70 @@ def _hccl(context: Context) -> CheckResult:
     wrong = hccl_values(context)
     if wrong is not None:
         return wrong
-    timeout = setting(context, "HCCL_EXEC_TIMEOUT")
-    uses_aiv = setting(context, "HCCL_OP_EXPANSION_MODE").upper() == "AIV"
+    timeout = context.setting("HCCL_EXEC_TIMEOUT")
+    uses_aiv = context.setting("HCCL_OP_EXPANSION_MODE").upper() == "AIV"
     if uses_aiv and timeout and not 0 < float(timeout) <= _AIV_EXEC_TIMEOUT_S:
-        lines = (line(context, "HCCL_OP_EXPANSION_MODE"), line(context, "HCCL_EXEC_TIMEOUT"))
+        lines = (context.line("HCCL_OP_EXPANSION_MODE"), context.line("HCCL_EXEC_TIMEOUT"))
         return warn("session.hccl-aiv", *lines, value=timeout, most=_AIV_EXEC_TIMEOUT_S)
     return ok("session.hccl-ok")
 
 
-def _mode(context: Context) -> CheckResult:
+@of_variable("HCCL_OP_EXPANSION_MODE", "session.hccl-mode")
+def _mode(context: Context, mode: str) -> CheckResult | None:
     """The operator expansion mode against the chip. Only the 950 line rejects unsupported ones; others fall back."""
-    mode, chip = setting(context, "HCCL_OP_EXPANSION_MODE"), generation(context)
-    takes = _MODES.get(chip, ())
-    if not mode or not takes or mode.casefold() in {item.casefold() for item in takes}:
-        return ok("session.hccl-mode-ok")
-    fix = fix_for("session.hccl-mode", ("unset", "HCCL_OP_EXPANSION_MODE"))
-    evidence = line(context, "HCCL_OP_EXPANSION_MODE")
-    if chip == "950":
-        return fail("session.hccl-mode-refused", evidence, fix=fix, mode=mode, takes=takes)
-    return warn("session.hccl-mode-lost", evidence, fix=fix, mode=mode, takes=takes)
+    takes = _MODES.get(context.generation, ())
+    if not takes or mode.casefold() in {item.casefold() for item in takes}:
+        return None
+    if context.generation == "950":
+        return fail("session.hccl-mode-refused", mode=mode, takes=takes)
+    return warn("session.hccl-mode-lost", mode=mode, takes=takes)
 
 
 def _links(context: Context) -> CheckResult:
     """HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE: three of their combinations are not supported."""
-    pcie, roce = setting(context, "HCCL_INTRA_PCIE_ENABLE"), setting(context, "HCCL_INTRA_ROCE_ENABLE")
+    pcie, roce = context.setting("HCCL_INTRA_PCIE_ENABLE"), context.setting("HCCL_INTRA_ROCE_ENABLE")
     if (pcie, roce) in (("1", "1"), ("0", ""), ("", "0")):
         names = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
         fix = fix_for("session.hccl-links", *(("unset", name) for name in names))
-        lines = (line(context, name) for name in names)
-        return warn("session.hccl-links-wrong", *lines, fix=fix, pcie=pcie or "-", roce=roce or "-")
+        return warn("session.hccl-links-wrong", *map(context.line, names), fix=fix, pcie=pcie or "-", roce=roce or "-")
     return ok("session.hccl-links-ok")
 
 
-def _event_timeout(context: Context) -> CheckResult:
+@of_variable("HCCL_EVENT_TIMEOUT", "session.event-timeout")
+def _event_timeout(context: Context, event: str) -> CheckResult | None:
     """torch_npu's event timeout must be longer than HCCL's, or the watchdog's error replaces HCCL's."""
-    names = ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
-    event, execute = (setting(context, name) for name in names)
-    if not (event.isdigit() and execute.isdigit()) or int(event) == 0:
-        return ok("session.event-timeout-ok")
-    if int(execute) != 0 and int(event) > int(execute):
-        return ok("session.event-timeout-ok")
-    fix = fix_for("session.event-timeout", ("unset", "HCCL_EVENT_TIMEOUT"))
-    lines = (line(context, name) for name in names)
-    return warn("session.event-timeout-short", *lines, fix=fix, event=event, execute=execute)
+    execute = context.setting("HCCL_EXEC_TIMEOUT")
+    if not (event.isdigit() and execute.isdigit()) or int(event) == 0 or 0 < int(execute) < int(event):
+        return None
+    lines = map(context.line, ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT"))
+    return warn("session.event-timeout-short", *lines, event=event, execute=execute)
 
 
 def _undone(context: Context) -> CheckResult:
     """Settings that have no effect with the chosen operator expansion mode."""
-    mode = setting(context, "HCCL_OP_EXPANSION_MODE").upper()
-    retry, exact = setting(context, "HCCL_OP_RETRY_ENABLE"), setting(context, "HCCL_DETERMINISTIC").lower()
-    mode_line = line(context, "HCCL_OP_EXPANSION_MODE")
+    mode = context.setting("HCCL_OP_EXPANSION_MODE").upper()
+    retry, exact = context.setting("HCCL_OP_RETRY_ENABLE"), context.setting("HCCL_DETERMINISTIC").lower()
+    mode_line = context.line("HCCL_OP_EXPANSION_MODE")
     if mode == "AIV" and exact in ("true", "strict"):
         fix = fix_for("session.hccl-pair", ("unset", "HCCL_OP_EXPANSION_MODE"))
-        return warn("session.hccl-pair-exact", mode_line, line(context, "HCCL_DETERMINISTIC"), fix=fix, value=exact)
+        return warn("session.hccl-pair-exact", mode_line, context.line("HCCL_DETERMINISTIC"), fix=fix, value=exact)
     if mode not in ("", "AI_CPU") and ":1" in retry:
         fix = fix_for("session.hccl-pair", ("export", "HCCL_OP_EXPANSION_MODE=AI_CPU"))
-        return warn("session.hccl-pair-retry", mode_line, line(context, "HCCL_OP_RETRY_ENABLE"), fix=fix, mode=mode)
-    if exact == "strict" and setting(context, "HCCL_INTER_HCCS_DISABLE").upper() == "TRUE":
+        return warn("session.hccl-pair-retry", mode_line, context.line("HCCL_OP_RETRY_ENABLE"), fix=fix, mode=mode)
+    if exact == "strict" and context.setting("HCCL_INTER_HCCS_DISABLE").upper() == "TRUE":
         fix = fix_for("session.hccl-pair", ("unset", "HCCL_INTER_HCCS_DISABLE"))
-        lines = (line(context, "HCCL_DETERMINISTIC"), line(context, "HCCL_INTER_HCCS_DISABLE"))
+        lines = (context.line("HCCL_DETERMINISTIC"), context.line("HCCL_INTER_HCCS_DISABLE"))
         return fail("session.hccl-pair-roce", *lines, fix=fix)
     return ok("session.hccl-pair-ok")
 
 
-def _whitelist(context: Context) -> CheckResult:
+@of_variable("HCCL_WHITELIST_DISABLE", "session.whitelist")
+def _whitelist(context: Context, value: str) -> CheckResult | None:
     """HCCL_WHITELIST_DISABLE=0 enables a check that needs a file."""
-    if setting(context, "HCCL_WHITELIST_DISABLE") != "0" or setting(context, "HCCL_WHITELIST_FILE"):
-        return ok("session.whitelist-ok")
-    fix = fix_for("session.whitelist", ("unset", "HCCL_WHITELIST_DISABLE"))
-    lines = (line(context, "HCCL_WHITELIST_DISABLE"), line(context, "HCCL_WHITELIST_FILE"))
-    return fail("session.whitelist-no-file", *lines, fix=fix)
+    if value != "0" or context.setting("HCCL_WHITELIST_FILE"):
+        return None
+    lines = map(context.line, ("HCCL_WHITELIST_DISABLE", "HCCL_WHITELIST_FILE"))
+    return fail("session.whitelist-no-file", *lines)
 
 
 _EVENT_TIMEOUT = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md"
@@ -124,31 +117,26 @@ def _proxy(context: Context) -> CheckResult:
     dead = [name for name, is_there in listen.items() if not is_there]
     if dead:
         fix = fix_for("network.proxy", ("unset", *dead))
-        return fail(
-            "network.proxy-dead", *context.facts.network.proxies_listen.evidence, fix=fix, variables=tuple(dead)
-        )
+        tried = context.facts.network.proxies_listen.evidence
+        return fail("network.proxy-dead", *tried, fix=fix, variables=tuple(dead))
     return ok("network.proxy-ok", *context.facts.network.proxies_listen.evidence, count=len(proxies))
 
 
 def _interface(context: Context) -> CheckResult:
-    environment = context.environment
-    if environment.get("NCCL_SOCKET_IFNAME") and not (
-        environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
-    ):
-        name = environment["NCCL_SOCKET_IFNAME"]
-        line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
-        fix = fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
-        return warn("network.interface-nccl", line, fix=fix)
-    return ok("network.interface-ok")
+    name, *others = map(context.environment.get, ("NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "HCCL_IF_IP"))
+    if not name or any(others):
+        return ok("network.interface-ok")
+    fix = fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
+    return warn("network.interface-nccl", context.line("NCCL_SOCKET_IFNAME"), fix=fix)
 
 
 def _debugging(context: Context) -> CheckResult:
     """Debugging switches that were left on: everything is slower, or the disk fills with logs."""
-    left = [name for name, values in _DEBUGGING if setting(context, name) in values]
+    left = [name for name, values in _DEBUGGING if context.setting(name) in values]
     if not left:
         return ok("session.debugging-ok")
     fix = fix_for("session.debugging", *(("unset", name) for name in left))
-    return warn("session.debugging-on", *(line(context, name) for name in left), fix=fix, names=tuple(left))
+    return warn("session.debugging-on", *map(context.line, left), fix=fix, names=tuple(left))
 
 
 def _preload(context: Context) -> CheckResult:
@@ -158,7 +146,7 @@ def _preload(context: Context) -> CheckResult:
     if not lost:
         return ok("session.preload-ok")
     fix = fix_for("session.preload", ("unset", "LD_PRELOAD"))
-    return warn("session.preload-lost", line(context, "LD_PRELOAD"), fix=fix, paths=tuple(lost))
+    return warn("session.preload-lost", context.line("LD_PRELOAD"), fix=fix, paths=tuple(lost))
 
 
 def _named_files(context: Context) -> CheckResult:
@@ -169,20 +157,20 @@ def _named_files(context: Context) -> CheckResult:
     lost = next((item for item in files if not item.is_there), None)
     if lost is not None:
         fix = fix_for("session.files", ("unset", lost.variable))
-        return warn("session.files-lost", line(context, lost.variable), fix=fix, name=lost.variable, path=lost.path)
+        return warn("session.files-lost", context.line(lost.variable), fix=fix, name=lost.variable, path=lost.path)
     linked = next((item for item in files if item.is_link), None)
     if linked is not None:
         fix = fix_for("session.files", ("unset", linked.variable))
-        return fail("session.files-link", line(context, linked.variable), fix=fix, path=linked.path)
-    return ok("session.files-ok", *(line(context, item.variable) for item in files))
+        return fail("session.files-link", context.line(linked.variable), fix=fix, path=linked.path)
+    return ok("session.files-ok", *(context.line(item.variable) for item in files))
 
 
 def _python_path(context: Context) -> CheckResult:
     """PYTHONPATH with another Python's packages: their extensions miss symbols. PYTHONHOME breaks others."""
-    python = context.facts.python.interpreter.value
-    if setting(context, "PYTHONHOME"):
+    python = context.python
+    if context.setting("PYTHONHOME"):
         fix = fix_for("session.python-path", ("unset", "PYTHONHOME"))
-        return fail("session.python-path-home", line(context, "PYTHONHOME"), fix=fix)
+        return fail("session.python-path-home", context.line("PYTHONHOME"), fix=fix)
     if python is None:
         return skip("no-python")
     mine = ".".join(python.version.split(".")[:2])
@@ -196,26 +184,24 @@ def _python_path(context: Context) -> CheckResult:
     return fail("session.python-path-other", evidence, fix=fix, entry=entry, version=version, mine=mine)
 
 
+_LEFT_ON = (
+    "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md"
+)
 _FILES = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md"
 _PYTHON_PATH = "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME"
 CHECKS = (
     Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
     card_check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface),
-    *session_torch.CHECKS,
+    *variables.TORCH_NPU,
     card_check("session.hccl", (), _DOCS.format("*"), _hccl),
     card_check("session.hccl-mode", (), _DOCS.format("HCCL_OP_EXPANSION_MODE"), _mode),
     card_check("session.hccl-links", (), _DOCS.format("HCCL_INTRA_ROCE_ENABLE"), _links),
     card_check("session.event-timeout", (), _EVENT_TIMEOUT, _event_timeout),
     card_check("session.hccl-pair", (), f"{_DOCS.format('HCCL_DETERMINISTIC')}; HCCL_OP_RETRY_ENABLE.md", _undone),
     card_check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist),
-    *session_torch.ENGINES,
-    *variables.CHECKS,
-    card_check(
-        "session.debugging",
-        (),
-        "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md",
-        _debugging,
-    ),
+    *variables.ABOVE,
+    *variables.TABLED,
+    card_check("session.debugging", (), _LEFT_ON, _debugging),
     Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
     card_check("session.files", ("cann.named_files",), _FILES, _named_files),
     Check("session.python-path", ("python.interpreter",), _PYTHON_PATH, _python_path),

@@ -7,8 +7,7 @@ causes to symptoms. Nothing is installed and no Ray is joined: the run starts it
 
 from npuenv.smoke.backends.judging import CAUSES, judge
 from npuenv.smoke.backends.monitor import follow, header
-from npuenv.smoke.backends.starting import asked, prepare, start, used_cards
-from npuenv.smoke.backends.target import look
+from npuenv.smoke.backends.starting import asked, look, prepare, start, used_cards
 
 __all__ = [
     "CAUSES",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.matrix.error_patterns import load_error_patterns
-from npuenv.smoke.backends.reading import is_accuracy
+from npuenv.smoke.backends.monitor import is_accuracy
 from npuenv.smoke.reading import Reading, finding, number
 
 if TYPE_CHECKING:

@@ -1,13 +1,18 @@
-"""Starts a framework's smoke test: `prepare` renders its smallest GRPO run, `start` starts it."""
+"""Starts a framework's smoke test: `look` finds the framework and the cards in the target, or reports what is missing;
+`prepare` renders its smallest GRPO run, `start` starts it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.errors import BadInput
+from npuenv.core.errors import BadInput, CannotTell, StepFailed
+from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.host.background import Running
 from npuenv.matrix import load_matrix
@@ -15,17 +20,96 @@ from npuenv.render.launch.generate import LaunchOptions, launch
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request
 from npuenv.resolve.types import Stack as Resolved
-from npuenv.smoke.backends.target import write_rows
 from npuenv.smoke.run import LOG, METRICS, NEVER_INHERITED, make_scene
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from npuenv.host.base import Host
     from npuenv.resolve.types import Stack
-    from npuenv.smoke.backends.target import InstalledFramework
     from npuenv.smoke.run import TrainerTarget
+
+
+# Importing acl loads CANN, seconds on a cold disk.
+_LOOK_S, _WRITE_S = 120.0, 120.0
+# Entries of a ROLL tree that an installed package of the same name lacks.
+ROLL_PROGRAM = "examples/start_agentic_pipeline.py"
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledFramework:
+    """An installed framework."""
+
+    framework: str  # verl | roll
+    release: str  # the release that launch files are rendered for
+    cards: int  # the number that Ray will detect
+    tree: str = ""  # ROLL's source tree; empty for verl
+
+
+def program() -> str:
+    """The text of the program that runs in the target."""
+    return Path(__file__).with_name("target_program.py").read_text(encoding="utf-8")
+
+
+def look(host: Host, python: Path, framework: str) -> InstalledFramework:
+    """The framework in the target with the cards that it can use.
+
+    Raises: BadInput if it is not installed or cannot be inspected, CannotTell if no card is visible.
+    """
+    if not python.is_file():
+        raise BadInput(Message("smoke.no-python", {"path": str(python)}), Message("smoke.no-python-hint"))
+    answer = _query(host, python, framework)
+    args: dict[str, object] = {"backend": framework, "python": str(python)}
+    tree = _tree(host, answer) if framework == "roll" else ""
+    if not (tree if framework == "roll" else answer["version"] and answer["place"]):
+        hint = Message(f"smoke.backend-absent-{framework}")
+        raise BadInput(Message("smoke.backend-absent", args), hint)
+    if framework == "verl" and not answer["has_pyarrow"]:
+        raise BadInput(Message("smoke.backend-no-pyarrow", args), Message("smoke.backend-absent-verl"))
+    if not answer["cards"]:
+        raise CannotTell(Message("smoke.backend-no-cards", args), Message("smoke.backend-no-cards-hint"))
+    # A ROLL tree that is not installed has no metadata: the newest format then.
+    release = str(answer["version"]).partition("+")[0] or ("main" if framework == "roll" else "")
+    return InstalledFramework(framework, release, int(answer["cards"]), tree)
+
+
+def _query(host: Host, python: Path, framework: str) -> dict[str, Any]:
+    ran = host.run([str(python), "-c", program(), "look", framework], timeout_s=_LOOK_S)
+    last = ran.out.strip().rpartition("\n")[2]
+    try:
+        answer = loads(last)
+    except JsonError:
+        answer = None
+    if ran.code != 0 or not isinstance(answer, dict):
+        reason = (ran.err.strip() or last or str(ran.code)).rpartition("\n")[2]
+        args = {"path": str(python), "reason": reason}
+        raise BadInput(Message("smoke.bad-python", args), Message("smoke.no-python-hint"))
+    return answer
+
+
+def _tree(host: Host, answer: dict[str, Any]) -> str:
+    """ROLL's source tree: ROLL_ROOT, else the location of the target's `roll`; "" if there is none."""
+    named = host.environ().get("ROLL_ROOT", "")
+    for tree in (named, str(Path(answer["place"]).parent) if answer["place"] else ""):
+        if tree and (Path(tree) / ROLL_PROGRAM).is_file():
+            return tree
+    return ""
+
+
+def write_rows(host: Host, python: Path, files: Mapping[Path, list[dict[str, Any]]]) -> None:
+    """Writes rows as parquet files with the target's pyarrow. Raises: StepFailed if that fails."""
+    words = []
+    for location, rows in files.items():
+        source = location.with_suffix(".json")
+        source.write_text(json.dumps(rows), encoding="utf-8")
+        words += [str(source), str(location)]
+    ran = host.run([str(python), "-c", program(), "write", *words], timeout_s=_WRITE_S)
+    missing = next((location for location in files if not location.is_file()), None)
+    if ran.code != 0 or missing is not None:
+        reason = (ran.err.strip() or str(ran.code)).rpartition("\n")[2]
+        args = {"path": str(missing or next(iter(files))), "reason": reason}
+        raise StepFailed(Message("smoke.backend-no-data", args), Message("smoke.backend-no-data-hint"))
+
 
 # The score function of this data source reads the number after four hashes; other names have none.
 _SOURCE = "openai/gsm8k"
@@ -54,18 +138,16 @@ def rows(split: str, first: int, count: int) -> list[dict[str, Any]]:
 
     Source: verl examples/data_preprocess/gsm8k.py @v0.7.1: columns and their order.
     """
-    return [_row(split, at, number) for at, number in enumerate(range(first, first + count))]
-
-
-def _row(split: str, at: int, number: int) -> dict[str, Any]:
-    question, solution, result = problem(number)
-    return {
-        "data_source": _SOURCE,
-        "prompt": [{"role": "user", "content": f"{question} {_INSTRUCTION}"}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": result},
-        "extra_info": {"split": split, "index": at, "answer": solution, "question": question},
-    }
+    return [
+        {
+            "data_source": _SOURCE,
+            "prompt": [{"role": "user", "content": f"{question} {_INSTRUCTION}"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": result},
+            "extra_info": {"split": split, "index": at, "answer": solution, "question": question},
+        }
+        for at, (question, solution, result) in enumerate(map(problem, range(first, first + count)))
+    ]
 
 
 BACKENDS = ("verl", "roll")
@@ -94,14 +176,8 @@ def asked(settings: Mapping[str, str], model: str | None) -> RunOptions:
     """The settings of the command line. Raises: BadInput for invalid numbers."""
     numbers = {name: _number(name, settings.get(name, str(value))) for name, value in _NUMBERS.items()}
     rest = {key: value for key, value in settings.items() if key not in _NUMBERS}
-    return RunOptions(
-        steps=max(numbers["steps"], 1),
-        cards=numbers["cards"],
-        silence_limit_s=numbers["silence_limit_s"],
-        pending_limit_s=numbers["pending_limit_s"],
-        model=model,
-        overrides=rest,
-    )
+    numbers["steps"] = max(numbers["steps"], 1)
+    return RunOptions(**numbers, model=model, overrides=rest)
 
 
 def _number(name: str, text: str) -> int:
@@ -221,14 +297,11 @@ def start(target: TrainerTarget, found: InstalledFramework, script: Path, *, ray
     find its cluster, which RAY_ADDRESS=local would prevent. The path must be short: it holds sockets, whose paths are
     limited to 107 characters. An existing cluster is not this run's, and must not end with it.
     """
-    programs = target.python.parent
-    path = os.pathsep.join((str(programs), os.environ.get("PATH", os.defpath)))
+    path = os.pathsep.join((str(target.python.parent), os.environ.get("PATH", os.defpath)))
     env = {"PATH": path, "PYTHONUNBUFFERED": "1", "RAY_TMPDIR": str(ray_folder), "HYDRA_FULL_ERROR": "1"}
     if found.tree:
         env["ROLL_ROOT"] = found.tree
     for old in (METRICS, LOG):
         (target.out / old).unlink(missing_ok=True)
-    work = target.out / "scene" / "work"
-    return Running(
-        ["sh", str(script)], cwd=work, env=env, log=target.out / LOG, unset=(*NEVER_INHERITED, "RAY_ADDRESS")
-    )
+    work, unset = target.out / "scene" / "work", (*NEVER_INHERITED, "RAY_ADDRESS")
+    return Running(["sh", str(script)], cwd=work, env=env, log=target.out / LOG, unset=unset)

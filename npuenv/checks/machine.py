@@ -1,19 +1,19 @@
-"""Checks of the machine: architecture, libraries, memory, limits, clock, account, remains of an earlier run."""
+"""Checks of the machine: libraries, limits, clock, account, remains of an earlier run; its folders, its container."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
-from npuenv.checks.machine.storage import size_of
-from npuenv.core.fact import State
+from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, numbers_in, ok, skip, unknown, warn
+from npuenv.core.fact import Evidence, State
 from npuenv.facts.machine import DRIVER_GROUP, UNLIMITED, line_of
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Fact
     from npuenv.facts.machine import Account, Process, Processes
+    from npuenv.facts.machine.hardware import FolderUsage, MountRow
 
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")
@@ -24,7 +24,8 @@ _FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
 _LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow by default
 _FILES_CPU = 1024  # a run without cards opens few files
 _CXX_LEVEL = 24  # the newest GLIBCXX_3.4.N that a manylinux_2_28 wheel may need
-_TASKS_GOOD = 4096  # every rank, worker and compiler starts dozens of threads; the threshold is npuenv's own
+# Every rank, worker and compiler starts dozens of threads; podman's default is 2048. The threshold is npuenv's own.
+_TASKS_GOOD = 4096
 _FREE_MEMORY_LEAST_KIB = 2 * _GIB_KIB
 _SHM_LEFT = "raylet: System memory request exceeds memory available in /dev/shm"
 _USER = "vllm-ascend documentation: ra init fails for a uid without entry; torch: getpwuid(): uid not found"
@@ -38,6 +39,18 @@ _RAY_SERVERS = ("raylet", "gcs_server")
 # Python programs that `ray start` runs beside its servers; they survive when those are killed (seen with Ray 2.60.0).
 _PARTS_OF_RAY = ("/ray/_private/log_monitor", "/ray/autoscaler/_private/monitor", "/ray/dashboard/")
 _DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches the same again
+# For Ray's session folders, pip's builds and compilers' scratch files. The thresholds are npuenv's own.
+_TMP_LEAST_KIB, _TMP_GOOD_KIB = 256 << 10, 2 * _GIB_KIB
+_CACHE_GOOD_KIB = 1 * _GIB_KIB
+_INODES_LEAST, _INODES_GOOD = 5_000, 50_000  # an environment has 20,000 to 60,000 files
+_INODES_OF_TMP = 10  # temporary files are a tenth of those at most
+_MODELS = ("HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE")  # these are also read from, so read-only may be intended
+_LUSTRE_LOCKS = ("flock", "localflock")
+
+
+def size_of(kib: int) -> str:
+    """A size for people: `8.0 GiB`, `512 MiB`."""
+    return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
 def _arch(context: Context) -> CheckResult:
@@ -50,21 +63,25 @@ def _arch(context: Context) -> CheckResult:
 def _glibc(context: Context) -> CheckResult:
     glibc = context.facts.machine.glibc.value
     if glibc is None:
-        return fail("machine.glibc-other", fix=fix_for("machine.glibc"))
-    if tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:
-        return fail("machine.glibc-fail", fix=fix_for("machine.glibc"), glibc=glibc)
+        return fail("machine.glibc-other", fix="machine.glibc")
+    if _is_old_glibc(glibc):
+        return fail("machine.glibc-fail", fix="machine.glibc", glibc=glibc)
     return ok("machine.glibc-ok", glibc=glibc)
+
+
+def _is_old_glibc(version: str) -> bool:
+    return numbers_in(version)[:2] < _GLIBC
 
 
 def _shm(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None:
-        return warn("machine.shm-absent", fix=fix_for("machine.shm"))
+        return warn("machine.shm-absent", fix="machine.shm")
     size = size_of(space.size_kib)
     if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu":
-        return fail("machine.shm-small", fix=fix_for("machine.shm"), size=size)
+        return fail("machine.shm-small", fix="machine.shm", size=size)
     if space.size_kib < _SHM_GOOD_KIB:
-        return warn("machine.shm-small", fix=fix_for("machine.shm"), size=size)
+        return warn("machine.shm-small", fix="machine.shm", size=size)
     return ok("machine.shm-ok", size=size)
 
 
@@ -122,9 +139,9 @@ def _disk(context: Context) -> CheckResult:
         return unknown("machine.disk-absent")
     size = size_of(space.free_kib)
     if space.free_kib < _DISK_LEAST_KIB:
-        return fail("machine.disk-small", fix=fix_for("machine.disk"), size=size)
+        return fail("machine.disk-small", fix="machine.disk", size=size)
     if space.free_kib < _DISK_GOOD_KIB:
-        return warn("machine.disk-small", fix=fix_for("machine.disk"), size=size)
+        return warn("machine.disk-small", fix="machine.disk", size=size)
     return ok("machine.disk-ok", size=size)
 
 
@@ -137,7 +154,7 @@ def _libstdcxx(context: Context) -> CheckResult:
         return unknown("machine.cxx-unnamed", *machine.libstdcxx.evidence, path=library.path)
     if library.level >= _CXX_LEVEL:
         return ok("machine.cxx-ok", level=library.level)
-    if not library.is_from_path and glibc and tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:
+    if not library.is_from_path and glibc and _is_old_glibc(glibc):
         return skip("machine.because-glibc")
     name = "machine.cxx-path" if library.is_from_path else "machine.cxx-system"
     folder = library.path.rpartition("/")[0]
@@ -179,8 +196,7 @@ def _clock(context: Context) -> CheckResult:
 
 def _encoding(context: Context) -> CheckResult:
     encoding = context.facts.machine.encoding.value
-    environ = context.environment
-    if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
+    if encoding in (None, "utf-8") or context.environment.get("PYTHONUTF8") == "1":
         return ok("machine.encoding-ok", encoding=encoding or "utf-8")
     fix = fix_for("machine.encoding", ("export", "LC_ALL=C.UTF-8"))
     return warn("machine.encoding-warn", fix=fix, encoding=encoding or "-")
@@ -244,13 +260,161 @@ def _zombies(_: Context, found: Processes) -> CheckResult:
         return ok("machine.zombies-ok")
     shown = unreaped or dead
     parents = tuple(dict.fromkeys(process.parent for process in shown))
-    fix = fix_for("machine.zombies")
+    fix = "machine.zombies"
     return warn("machine.zombies-warn", *map(line_of, shown[:6]), fix=fix, count=len(shown), parents=parents)
 
 
 _ENCODING = "PEP 538, PEP 540: only a locale without encoding becomes UTF-8"
 _DRIVER_GROUP = "the driver's installer: it needs the user and group HwHiAiUser"
 _LIBSTDCXX = "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24"
+
+
+def _home(context: Context) -> CheckResult:
+    home = context.facts.machine.home.value
+    if home is None:
+        path = context.environment.get("HOME") or "/"
+        return fail("machine.home-absent", fix="machine.home", path=path)
+    if home.is_writable is None:
+        return unknown("machine.writable-unknown", path=home.path)
+    if home.is_writable:
+        return ok("machine.home-ok", path=home.path)
+    return fail("machine.home-fail", *_why_closed(home), fix="machine.home", path=home.path)
+
+
+def _why_closed(folder: FolderUsage) -> tuple[Evidence, ...]:
+    line = Evidence(f"test -w {folder.path}", "not writable")
+    return (line, _mounted(folder.mount)) if folder.mount else (line,)
+
+
+def _mounted(mount: MountRow, options: int | None = 6) -> Evidence:
+    """The row of a mount with its first options; None: with all."""
+    return Evidence("/proc/self/mountinfo", f"{mount.place} {mount.kind} {','.join(mount.options[:options])}")
+
+
+def _tmp(context: Context) -> CheckResult:
+    """Its space counts only if it has a disk of its own; else the check of the home folder's disk reports it."""
+    tmp, home = context.facts.machine.tmp.value, context.facts.machine.home.value
+    if tmp is None:
+        path = context.environment.get("TMPDIR") or "/tmp"
+        return fail("machine.tmp-absent", fix=fix_for("machine.tmp-absent", ("mkdir", "-p", path)), path=path)
+    if tmp.is_writable is False:
+        return fail("machine.tmp-closed", *_why_closed(tmp), fix="machine.tmp-closed", path=tmp.path)
+    if not _is_same_disk(tmp, home) and tmp.free_kib < _TMP_GOOD_KIB:
+        verdict = fail if tmp.free_kib < _TMP_LEAST_KIB else warn
+        return verdict("machine.tmp-small", fix="machine.tmp-small", path=tmp.path, size=size_of(tmp.free_kib))
+    if tmp.mount is not None and tmp.mount.is_noexec:
+        return warn("machine.tmp-noexec", _mounted(tmp.mount), fix="machine.tmp-noexec", path=tmp.path)
+    return ok("machine.tmp-ok", path=tmp.path, size=size_of(tmp.free_kib))
+
+
+def _is_same_disk(one: FolderUsage, other: FolderUsage | None) -> bool:
+    return other is not None and one.place == other.place
+
+
+def _inodes(context: Context) -> CheckResult:
+    """On disks full of small files the inodes run out before the space."""
+    machine = context.facts.machine
+    nearest = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
+    counted = [(folder, 1) for folder in nearest if folder is not None]
+    counted += [(machine.tmp.value, _INODES_OF_TMP)] if machine.tmp.value is not None else []
+    rooms = [(folder.files_free * factor, folder) for folder, factor in counted if folder.files_free is not None]
+    if not rooms:
+        return skip("no-limit")
+    weighed, folder = min(rooms, key=lambda item: item[0])
+    left = folder.files_free
+    if weighed >= _INODES_GOOD:
+        return ok("machine.files-room-ok", left=left)
+    verdict = fail if weighed < _INODES_LEAST else warn
+    line = Evidence(f"df -iP {folder.path}", f"{left} of {folder.files} free")
+    fix = fix_for("machine.files-room", ("df", "-i", folder.path))
+    return verdict("machine.files-room-small", line, fix=fix, path=folder.path, left=left)
+
+
+def _caches(context: Context) -> CheckResult:
+    found, home = context.facts.machine.caches.value, context.facts.machine.home.value
+    if not found:
+        return skip("machine.no-caches")
+    is_offline = context.environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    for cache in found:
+        if cache.nearest.is_writable is False and not (is_offline and cache.variable in _MODELS):
+            verdict = warn if cache.variable in _MODELS else fail
+            fix = fix_for("machine.cache-closed", ("unset", cache.variable), variable=cache.variable)
+            lines = (Evidence("environment", f"{cache.variable}={cache.path}"), *_why_closed(cache.nearest))
+            return verdict("machine.cache-closed", *lines, fix=fix, variable=cache.variable, path=cache.path)
+    for cache in found:
+        if cache.nearest.free_kib < _CACHE_GOOD_KIB and not _is_same_disk(cache.nearest, home):
+            size, fix = size_of(cache.nearest.free_kib), fix_for("machine.cache-small", variable=cache.variable)
+            return warn("machine.cache-small", fix=fix, variable=cache.variable, path=cache.path, size=size)
+    return ok("machine.caches-ok", variables=tuple(cache.variable for cache in found))
+
+
+def _locks(context: Context) -> CheckResult:
+    """Lustre refuses flock() unless mounted with it; the downloaders of models lock every file."""
+    machine = context.facts.machine
+    folders = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
+    for folder in filter(None, folders):
+        mount = folder.mount
+        if mount is not None and mount.kind == "lustre" and not any(word in mount.options for word in _LUSTRE_LOCKS):
+            fix = fix_for("machine.locks", ("export", "HF_HOME=/tmp/hf"))
+            return warn("machine.locks-warn", _mounted(mount, None), fix=fix, path=folder.path, place=mount.place)
+    return ok("machine.locks-ok")
+
+
+_WRITES = "torch, triton, pip and Hugging Face keep caches and logs below HOME"
+_LUSTRE = "huggingface/huggingface_hub#2399: OSError 38 on Lustre mounted without flock"
+
+
+_MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through host memory; the threshold is npuenv's own
+_PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+
+def _emulated(context: Context) -> CheckResult:
+    """uname reports the image's architecture, /proc/cpuinfo the machine's."""
+    arch, processor = context.facts.machine.arch.value, context.facts.machine.processor.value
+    if arch not in _PLATFORMS or processor is None:
+        return skip("machine.processor-absent")
+    if processor.family == arch:
+        return ok("machine.emulated-ok", family=processor.family)
+    evidence = (*context.facts.machine.arch.evidence, *context.facts.machine.processor.evidence)
+    fix = fix_for("machine.emulated", platform=_PLATFORMS[processor.family])
+    return fail("machine.emulated-fail", *evidence, fix=fix, arch=arch, family=processor.family)
+
+
+def _group_memory(context: Context) -> CheckResult:
+    groups, nodes = context.facts.machine.cgroup.value, context.facts.npu.nodes.value
+    if groups is None or groups.memory_kib is None:
+        return skip("no-limit")
+    chips = len(nodes.cards) if nodes else 0
+    limit = f"{groups.memory_kib / _GIB_KIB:.1f} GiB"
+    if groups.memory_kib >= chips * _MEMORY_OF_A_CHIP_KIB:
+        return ok("machine.limit-ok", limit=limit)
+    good = f"{chips * _MEMORY_OF_A_CHIP_KIB // _GIB_KIB} GiB"
+    return warn("machine.limit-warn", fix=fix_for("machine.limit", good=good), limit=limit, chips=chips, good=good)
+
+
+def _group_tasks(context: Context) -> CheckResult:
+    groups = context.facts.machine.cgroup.value
+    if groups is None or groups.tasks is None:
+        return skip("no-limit")
+    fix = fix_for("machine.group-tasks", good=_TASKS_GOOD)
+    if groups.tasks_now is not None and groups.tasks_now >= groups.tasks * 0.95:
+        return fail("machine.group-tasks-full", fix=fix, limit=groups.tasks, now=groups.tasks_now)
+    if groups.tasks >= _TASKS_GOOD:
+        return ok("machine.group-tasks-ok", limit=groups.tasks)
+    return warn("machine.group-tasks-warn", fix=fix, limit=groups.tasks, good=_TASKS_GOOD)
+
+
+def _oom(context: Context) -> CheckResult:
+    groups = context.facts.machine.cgroup.value
+    if groups is None or groups.oom_kills is None:
+        return skip("machine.oom-absent")
+    if groups.oom_kills == 0:
+        return ok("machine.oom-ok")
+    return warn("machine.oom-warn", fix="machine.oom", count=groups.oom_kills)
+
+
+_EMULATED = "docker: platform linux/amd64 on linux/arm64"
+_TASKS_LIMIT = "cgroups(7): pids.max; podman run --pids-limit 2048"
 CHECKS = (
     Check("machine.arch", ("machine.arch",), "platforms of torch_npu wheels", _arch, required_for=FRAMEWORKS),
     Check("machine.glibc", ("machine.glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
@@ -268,4 +432,13 @@ CHECKS = (
     card_check("machine.driver-group", ("machine.driver_group", "machine.container"), _DRIVER_GROUP, _driver_group),
     Check("machine.leftovers", ("machine.processes",), _LEFT, _leftovers, level=1),
     Check("machine.zombies", ("machine.processes",), "verl NPU AQN guide: many defunct processes", _zombies, level=1),
+    Check("machine.home", ("machine.home",), _WRITES, _home),
+    Check("machine.tmp", ("machine.tmp",), "Ray's temp-dir, torch inductor's cache and tempfile default to it", _tmp),
+    Check("machine.inodes", ("machine.home", "machine.tmp"), "df -i; files of measured installations", _inodes),
+    Check("machine.caches", ("machine.caches",), "cache variables of the libraries that are installed", _caches),
+    Check("machine.file-locks", ("machine.mounts",), _LUSTRE, _locks),
+    Check("container.emulated", ("machine.arch", "machine.processor"), _EMULATED, _emulated),
+    card_check("container.memory-limit", ("machine.cgroup", "npu.nodes"), "cgroups(7): memory.max", _group_memory),
+    card_check("container.tasks-limit", ("machine.cgroup",), _TASKS_LIMIT, _group_tasks),
+    Check("container.oom-kills", ("machine.cgroup",), "cgroups(7): memory.events, oom_kill", _oom),
 )

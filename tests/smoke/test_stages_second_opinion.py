@@ -10,7 +10,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.judge import CAUSES
-from npuenv.smoke.second_opinion import STAGES, WRONG
+from npuenv.smoke.stages import STAGES, WRONG
 from tests.smoke.planted.cases import FAULTS
 from tests.smoke.smoke_cases import Record, good_run, not_fine, restaged
 

@@ -1,7 +1,10 @@
-"""Findings about the machine: packages, import, device, arithmetic, memory, ranks, first use."""
+"""Findings of the trainer's stages: about the machine (packages, import, device, arithmetic, memory, ranks, first use),
+and those of the second opinion. Pure.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Finding, Status
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from npuenv.smoke.run import Record
+
 
 # The largest error of a product in units of its deviation: rounding of float32 and of 16 bits, with room.
 _ARITHMETIC = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
@@ -140,4 +144,70 @@ MACHINE: Sequence[Callable[[Reading], Finding]] = (
     memory,
     collective,
     first_use,
+)
+
+
+# What the trainer recomputed or drew again, and holds against its own steps. Each stage names what is wrong on that
+# link's own evidence (`wrong`); what follows from it is not blamed.
+
+# Causes first. The arithmetic of a step is wrong in the trainer's code or on the device; all else can only be the code.
+_BY_ARITHMETIC = (
+    "learner-logprobs-wrong",
+    "reference-logprobs-wrong",
+    "advantages-wrong",
+    "loss-wrong",
+    "gradients-not-summed",
+    "gradient-missing",
+    "gradient-wrong",
+    "clip-wrong",
+    "optimizer-wrong",
+    "critic-wrong",
+    "sampler-logprobs-wrong",
+)
+WRONG = (
+    "prompts-repeat",
+    "prompts-differ",
+    "heldout-overlaps",
+    "batch-differs",
+    "rewards-wrong",
+    "mini-batches-differ",
+    "order-differs",
+    "reference-not-start",
+    "reference-moved",
+    "state-changed",
+    "lr-off-schedule",
+    "noise-off-schedule",
+    "noise-repeats",
+    "kl-coef-off",
+    "answers-cut",
+    "rows-repeat",
+    "samples-repeat",
+    "mask-on-observations",
+    "answers-misplaced",
+    "sampler-weights-failed",
+    *_BY_ARITHMETIC,
+    "metrics-wrong",
+    "restore-incomplete",
+)
+# The trainer's stages, each a check `training.NAME`.
+STAGES = ("prompts", "samples", "heldout", "batch", "mini-batches", "schedules", "reference", "state", "recomputed")
+
+
+def _second_opinion(run: Reading, name: str) -> Finding:
+    check, stage = f"training.{name}", run.stage(name) or {}
+    if stage.get("passed") is True:
+        return finding(check, Status.OK, f"{name}-fine", {"steps": stage.get("steps")}, evidence=stage)
+    if stage.get("passed") is None and stage.get("skipped"):
+        return finding(check, Status.SKIP, "no-second-opinion", {"reason": str(stage["skipped"])}, evidence=stage)
+    wrong = str(stage.get("wrong"))
+    if stage.get("passed") is None or wrong not in WRONG:
+        return finding(check, Status.UNKNOWN, "not-measured", {"name": name}, evidence=stage)
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in stage.items()}
+    is_code = wrong not in _BY_ARITHMETIC or (run.header or {}).get("device") == "cpu"
+    fix_key = "trainer-wrong" if is_code else "step-wrong"
+    return finding(check, Status.FAIL, wrong, shown, evidence=stage, fix_key=fix_key)
+
+
+SECOND_OPINION: Sequence[Callable[[Reading], Finding]] = tuple(
+    functools.partial(_second_opinion, name=name) for name in STAGES
 )

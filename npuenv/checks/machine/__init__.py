@@ -1,1 +1,0 @@
-"""Checks of the machine, its disks and its container."""
