@@ -55,7 +55,7 @@ def framework_raised(text: Text) -> PasteLine | None:
     around it says no more. Exceptions that Python ignored do not count.
     """
     last, is_ignored = None, False
-    for line in text.with_any(('file "', "error", "exception", "unsupported", "interrupt", "exit")):
+    for line in text.with_any(("file '", "error", "exception", "unsupported", "interrupt", "exit")):
         package = _package(line.text)
         if package is not None:
             last = line if package in _FRAMEWORKS else last and line
@@ -79,7 +79,7 @@ def traceback_signs(text: Text) -> dict[str, PasteLine]:
     """
     signs: dict[str, PasteLine] = {}
     caller = ""
-    for line in text.with_any(('file "', "error", "exception")):
+    for line in text.with_any(("file '", "error", "exception")):
         package = _package(line.text)
         if package:
             signs.setdefault(f"frame-{package}", line)
