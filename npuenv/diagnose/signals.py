@@ -304,7 +304,8 @@ def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
 _FRAMEWORKS = (
     "vllm serve", "vllm-serve", "vllm.entrypoints", "VllmWorker", "EngineCore", "sglang", "llamafactory", "swift ",
     "verl.", "verl/", "ms-swift", "ms_swift", "mindspeed", "accelerate launch", "deepspeed", "fastchat",
-    "lmdeploy", "mindie", "xinference", "vllm version",
+    "lmdeploy", "mindie", "xinference", "vllm version", "vllm-ascend:", "vllm_ascend/", "multiproc_executor",
+    "llama.cpp", "ggml", "comfyui", "paddle", "diffusers", "mineru", "mindspore", "funasr",
 )  # fmt: skip
 
 
