@@ -47,6 +47,11 @@ _COMPLAINS = (
     "异常退出", "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
     "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ", " OOM", "n't support", "not support",
 )  # fmt: skip
+# That a run which had worked does so no more, in the words of whom it happened to.
+_STOPPED = (
+    "crash", "崩溃", "卡死", "卡住", "hangs", " hang", "stuck", "挂起", "请求超时", "全部超时", "no response", "无响应",
+    "报错退出", "异常退出", "服务挂", "dies", "died",
+)  # fmt: skip
 _TORCH = r"(?<![A-Za-z_-])(?:py)?torch(?:[_-]?npu)?(?![A-Za-z_-])"
 _PRODUCT = r"(?:CANN|vllm(?:[_-]ascend)?|torch(?:[_-]npu)?|triton(?:[_-]ascend)?|verl|driver|驱动)"
 _CHANGES = (
@@ -58,6 +63,11 @@ _SAID = {
     "torch-replaced": re.compile(
         rf"(?:(?<!un)install(?!\w*:)|安装|装)[^\n]{{0,160}}?(?:(?:{_CHANGES})[^\n]{{0,40}}?{_TORCH}"
         rf"|{_TORCH}[^\n]{{0,40}}?(?:{_CHANGES}))[^\n]{{0,60}}?\d+\.\d+", re.IGNORECASE,
+    ),
+    "torch-asked-twice": re.compile(
+        r"(?:need|require|depend|want|pin|需要|依赖|要求)\w* (?:on )?(?:py)?torch[ =:]*v?(\d+\.\d+\.\d+)[^\n]{0,120}?"
+        r"(?:need|require|depend|want|pin|需要|依赖|要求)[^\n]{0,30}?(?!\1)\d+\.\d+\.\d+"
+        r"|mismatch of (?:py)?torch version", re.IGNORECASE,
     ),
     "version-not-found": re.compile(
         r"(?<![\w-])(?:torch|vllm|triton)[_-](?:npu|ascend)\W{0,6}v?\d+\.\d[\w.+]*[^\n]{0,30}?"
@@ -94,7 +104,7 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, PasteLine]:
-    """`failed`, `failed-natively`, `cuda-wanted`; `ended-well` where nothing failed after the last success."""
+    """`failed`, `failed-natively`, `stopped`, `cuda-wanted`; `ended-well` where nothing failed after the last one."""
     signs: dict[str, PasteLine] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
@@ -103,6 +113,7 @@ def outcome_signs(text: Text) -> dict[str, PasteLine]:
     if bad:
         signs["failed"] = bad[0]
     signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
+    signs.update(itertools.islice(named(text, "stopped", _STOPPED), 1))
     wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
     if wants is not None:
         signs["cuda-wanted"] = wants
