@@ -34,6 +34,7 @@ _FAILED = re.compile(
     r"|^\s*\[?E\d{4} |: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b"
     r"|is not supported by <class '|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d"
     r"|Failed (?:building wheel|to build) "
+    r"|\bcannot import name '|(?:object|module '[\w.]+') has no attribute '|\b[A-Z]\w+Conflict: |^(?:fatal|FATAL): "
     r"|returned non-zero exit status|undefined reference to|out of memory\. Tried to allocate"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
@@ -63,11 +64,6 @@ _SAID = {
     "torch-replaced": re.compile(
         rf"(?:(?<!un)install(?!\w*:)|安装|装)[^\n]{{0,160}}?(?:(?:{_CHANGES})[^\n]{{0,40}}?{_TORCH}"
         rf"|{_TORCH}[^\n]{{0,40}}?(?:{_CHANGES}))[^\n]{{0,60}}?\d+\.\d+", re.IGNORECASE,
-    ),
-    "torch-asked-twice": re.compile(
-        r"(?:need|require|depend|want|pin|需要|依赖|要求)\w* (?:on )?(?:py)?torch[ =:]*v?(\d+\.\d+\.\d+)[^\n]{0,120}?"
-        r"(?:need|require|depend|want|pin|需要|依赖|要求)[^\n]{0,30}?(?!\1)\d+\.\d+\.\d+"
-        r"|mismatch of (?:py)?torch version", re.IGNORECASE,
     ),
     "version-not-found": re.compile(
         r"(?<![\w-])(?:torch|vllm|triton)[_-](?:npu|ascend)\W{0,6}v?\d+\.\d[\w.+]*[^\n]{0,30}?"

@@ -20,6 +20,7 @@ SURE_OF_PACKAGES = 0.7  # the same for packages and builds: an exception of Pyth
 # Unless the loader, pip, a compiler or an import of vllm names what it lacks.
 _NAMES_IT = re.compile(
     r"cannot open shared object|undefined symbol|Could not find a version|No matching dist|Failed building wheel"
+    r"|not a supported wheel"
     r"|^(?!.*Failed to import).*(?:No module named|cannot import name '\w+' from) '(?:vllm|vllm_ascend)\b"
 )
 _WHOSE_CODE = ("framework-known-bug", "framework-not-adapted")  # what a traceback itself shows
