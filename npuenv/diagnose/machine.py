@@ -49,7 +49,7 @@ _CHIP = re.compile(
 )  # fmt: skip
 _CHIP_FAMILY = re.compile(
     r"\b(?:Atlas (?:\d{3}\w? )?(?:\w+ )?|NPU:? ?)(A2|A3|300I)\b|\b(A3) (?:machine|server|node)"
-    r"|\bv\d+\.\d+\.\d+(?:rc\d+)?-(a3|310)p?\b",
+    r"|(?<![A-Za-z\d])v\d+\.\d+\.\d+(?:rc\d+)?-(a3|310)p?(?![A-Za-z\d])",
     re.IGNORECASE,
 )
 # The first generation: its number on the PCI bus, and the servers and cards that were sold with it.

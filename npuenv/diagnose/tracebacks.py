@@ -40,8 +40,9 @@ _REFUSES = frozenset(("ValueError", "FileNotFoundError", "OSError", "KeyboardInt
 # Frames in which a text that ends there does not say whose fault it is: collectives, the start of a card, and processes
 # that wait for what another one has to say.
 _WAITS = re.compile(
-    r"/torch/distributed/|/torch_npu/npu/|, in (?:wait_for_engine_startup|launch_core_engines|get_output_async"
-    r"|output_handler|make_async_mp_client|_perform_handshake\w*|wait_for_ready|get_response)$"
+    r"/torch/distributed/|/torch_npu/npu/|/vllm/(?:v1/engine/core|(?:v1/)?executor/\w+)\.py"
+    r"|, in (?:wait_for_engine_startup|launch_core_engines|get_output_async|output_handler|make_async_mp_client"
+    r"|_perform_handshake\w*|wait_for_ready|get_response)$"
 )
 # Exceptions that nobody raises on purpose.
 _UNMEANT = frozenset(("AttributeError", "TypeError", "KeyError", "NameError", "UnboundLocalError", "IndexError"))
@@ -71,7 +72,9 @@ def framework_raised(text: Text) -> PasteLine | None:
         raised = _RAISED_BELOW.match(line.text) if last else None
         if raised:
             name, says = raised.groups()
-            is_echo = name == "RuntimeError" and not says  # the fixed text is gone: what it points to stands elsewhere
+            is_echo = (
+                name in ("RuntimeError", "Exception") and not says
+            )  # the fixed text is gone: what it points to stands elsewhere
             if not is_ignored and not is_echo:
                 return None if name in _REFUSES or (name == "AssertionError" and _EXPECTS.search(says)) else line
             last, is_ignored = None, False

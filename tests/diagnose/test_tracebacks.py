@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SITE = "/usr/lib/python3.11/site-packages"
 OWN, TORCH = 'File "/home/me/run.py", line 3, in <module>', f'File "{SITE}/torch/cuda/__init__.py", line 9, in f'
 PLUGIN = f'File "{SITE}/vllm_ascend/worker.py", line 7, in g'
+ENGINE = f'File "{SITE}/vllm/v1/engine/utils.py", line 782, in wait_for_engine_startup'
+GATHER = f'File "{SITE}/torch/distributed/c10d_logger.py", line 83, in wrapper'
+CARD = f'File "{SITE}/torch_npu/npu/_backends.py", line 39, in get_soc_version'
 
 
 def signs(*lines: str) -> set[str]:
@@ -43,7 +46,20 @@ def signs(*lines: str) -> set[str]:
         (("ModuleNotFoundError: No module named 'rpds.rpds'",), {"submodule-missing"}),
         ((PLUGIN, "AssertionError"), {"caller-vllm_ascend", "framework-raised"}),
         ((PLUGIN, "AssertionError: the number of heads must be even"), {"caller-vllm_ascend"}),
+        ((PLUGIN, "AssertionError: args is not initialized."), {"caller-vllm_ascend", "framework-raised"}),
         ((PLUGIN, TORCH), {"framework-raised"}),
+        ((PLUGIN, GATHER), set()),
+        ((PLUGIN, CARD), set()),
+        ((PLUGIN, ENGINE), set()),
+        ((PLUGIN, "RuntimeError:"), {"caller-vllm_ascend"}),
+        (
+            (PLUGIN, "ModuleNotFoundError: No module named 'vllm_ascend.ops'"),
+            {"caller-vllm_ascend", "framework-raised", "submodule-missing", "own-submodule-missing"},
+        ),
+        (
+            (ENGINE, PLUGIN, "ModuleNotFoundError: No module named 'vllm.ops'"),
+            {"caller-vllm_ascend", "framework-raised", "submodule-missing"},
+        ),
         (("Exception ignored in: <f>", PLUGIN, "AttributeError: x"), {"caller-vllm_ascend", "slip-vllm_ascend"}),
     ],
 )
