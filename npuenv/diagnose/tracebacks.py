@@ -40,7 +40,7 @@ _REFUSES = frozenset(("ValueError", "FileNotFoundError", "OSError", "KeyboardInt
 # Frames in which a text that ends there does not say whose fault it is: collectives, the start of a card, and processes
 # that wait for what another one has to say.
 _WAITS = re.compile(
-    r"/torch/distributed/|/torch_npu/npu/|/vllm/(?:v1/engine/core|(?:v1/)?executor/\w+)\.py"
+    r"/torch/distributed/|/torch_npu/npu/|/ray/_private/|/vllm/(?:v1/engine/core|(?:v1/)?executor/\w+)\.py"
     r"|, in (?:wait_for_engine_startup|launch_core_engines|get_output_async|output_handler|make_async_mp_client"
     r"|_perform_handshake\w*|wait_for_ready|get_response)$"
 )
@@ -73,7 +73,7 @@ def framework_raised(text: Text) -> PasteLine | None:
         if raised:
             name, says = raised.groups()
             is_echo = (
-                name in ("RuntimeError", "Exception") and not says
+                name in ("RuntimeError", "Exception", "EngineDeadError") and not says
             )  # the fixed text is gone: what it points to stands elsewhere
             if not is_ignored and not is_echo:
                 return None if name in _REFUSES or (name == "AssertionError" and _EXPECTS.search(says)) else line

@@ -21,6 +21,7 @@ OWN, TORCH = 'File "/home/me/run.py", line 3, in <module>', f'File "{SITE}/torch
 PLUGIN = f'File "{SITE}/vllm_ascend/worker.py", line 7, in g'
 ENGINE = f'File "{SITE}/vllm/v1/engine/utils.py", line 782, in wait_for_engine_startup'
 GATHER = f'File "{SITE}/torch/distributed/c10d_logger.py", line 83, in wrapper'
+REMOTE = f'File "{SITE}/ray/_private/worker.py", line 2772, in get'
 CARD = f'File "{SITE}/torch_npu/npu/_backends.py", line 39, in get_soc_version'
 
 
@@ -51,7 +52,9 @@ def signs(*lines: str) -> set[str]:
         ((PLUGIN, GATHER), set()),
         ((PLUGIN, CARD), set()),
         ((PLUGIN, ENGINE), set()),
+        ((PLUGIN, REMOTE), set()),
         ((PLUGIN, "RuntimeError:"), {"caller-vllm_ascend"}),
+        ((PLUGIN, "vllm.v1.engine.exceptions.EngineDeadError:"), {"caller-vllm_ascend"}),
         (
             (PLUGIN, "ModuleNotFoundError: No module named 'vllm_ascend.ops'"),
             {"caller-vllm_ascend", "framework-raised", "submodule-missing", "own-submodule-missing"},
