@@ -90,6 +90,8 @@ _NOT_WANTS_CUDA = re.compile(
     r"out of memory|undefined symbol|cannot open shared|CUDA_(?:VISIBLE|HOME)|nvcc|No module named|nvidia-smi",
     re.IGNORECASE,
 )
+# The bar of progress of a training run.
+_STEPS = re.compile(r"(?:^\s*|train\w*:? *|epoch[^%]{0,20}?)\d+%\|[^\n]*?\b(\d{1,7})/(\d{1,7}) \[", re.IGNORECASE)
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
     "TBE Subprocess[task_distribute] raise error[]",
@@ -100,14 +102,16 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, PasteLine]:
-    """`failed`, `failed-natively`, `stopped`, `cuda-wanted`; `ended-well` where nothing failed after the last one."""
+    """`failed`, `failed-last`, `failed-natively`, `trained`, `stopped`, `cuda-wanted`; `ended-well` where something
+    worked and nothing failed after that."""
     signs: dict[str, PasteLine] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
     if good is not None and not any(line.number > good.number for line in bad):
         signs["ended-well"] = good
     if bad:
-        signs["failed"] = bad[0]
+        signs["failed"], signs["failed-last"] = bad[0], bad[-1]
+    signs.update(("trained", line) for line in text.with_any(("it]", "it/s")) if _has_trained(line.text))
     signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
     signs.update(itertools.islice(named(text, "stopped", _STOPPED), 1))
     wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
@@ -122,6 +126,11 @@ def outcome_signs(text: Text) -> dict[str, PasteLine]:
     if done is not None and not any(line.number > done.number for line in bad):
         signs["installed"] = done
     return signs
+
+
+def _has_trained(text: str) -> bool:
+    """Whether the bar of a training run stands behind its tenth step and before its end."""
+    return any(10 <= int(step) < int(steps) for step, steps in _STEPS.findall(text[:400]))
 
 
 def _said(lines: Sequence[PasteLine]) -> Iterator[tuple[str, PasteLine]]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from npuenv.diagnose.search import Text
     from npuenv.host.report import PasteLine
 
-_FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", line \d+')
+_FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", (?:line \d+|in \w)')
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 _SOURCE_TREE = re.compile(
-    r"/(?:src/)?(vllm_ascend|vllm_omni|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|mindspeed_llm|megatron"
+    r"(?<!^/tmp)/(?:src/)?(vllm_ascend|vllm_omni|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|mindspeed_llm|megatron"
     r"|sglang|tbe|te_fusion|roll|lmdeploy|diffusers|accelerate|llamafactory|llmtuner|swift|trl|openrlhf|areal|slime|comfy"
     r"|fastchat|xtuner|opencompass|mmengine|ultralytics|unsloth|modelscope|FlagEmbedding|sentence_transformers|lightning"
     r"|open_clip|deepspeed|peft|xinference|ComfyUI[\w-]*)/"
 )
+_NO_NAME = re.compile(r"cannot import name '\w+' from '(\w+)")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 # Names that projects give to their own folders.
 _OWN_NAMES = frozenset((
@@ -78,7 +80,7 @@ def framework_raised(text: Text) -> PasteLine | None:
             if not is_ignored and not is_echo:
                 return None if name in _REFUSES or (name == "AssertionError" and _EXPECTS.search(says)) else line
             last, is_ignored = None, False
-    return None if last and _WAITS.search(last.text.rstrip()) else last
+    return None if last and (_WAITS.search(last.text.rstrip()) or "HCCL function error" in text) else last
 
 
 def traceback_signs(text: Text) -> dict[str, PasteLine]:
@@ -87,15 +89,18 @@ def traceback_signs(text: Text) -> dict[str, PasteLine]:
     `frame-<package>` for every package in a traceback, `caller-<package>` for the last one above torch (`own`: the
     user's files) and `slip-<package>` where the exception is one that nobody raises on purpose. `operator-signature`,
     `class-lacks-attribute`, `own-module-missing`, `submodule-missing` for what an exception says;
-    `own-submodule-missing` where a package does not find a module of its own.
+    `own-submodule-missing` where a package does not find a module of its own; `imports-across` and `importer-<package>`
+    where a package asks another one for a name that this one does not have.
     """
     signs: dict[str, PasteLine] = {}
-    caller, frames = "", ["", ""]  # the first and the last package
-    for line in text.with_any(("file '", "error", "exception")):
+    caller, importer, frames = "", "", ["", ""]  # the first and the last package
+    for line in text.with_any(("file '", "error", "exception", "cannot import")):
         package = _package(line.text)
         if package:
             signs.setdefault(f"frame-{package}", line)
             frames = [frames[0] or package, package]
+        if package is not None and package != "python":
+            importer = package
         if package is not None and package not in _BELOW:
             caller = package or "own"
         raised = _RAISED.match(line.text) if package is None and caller else None
@@ -108,6 +113,10 @@ def traceback_signs(text: Text) -> dict[str, PasteLine]:
             signs.setdefault("operator-signature", line)
         if _LACKS.search(line.text):
             signs.setdefault("class-lacks-attribute", line)
+        lacking = _NO_NAME.search(line.text) if importer else None
+        if lacking and lacking.group(1) not in {importer, *sys.stdlib_module_names}:
+            signs.setdefault(f"importer-{importer}", line)
+            signs.setdefault("imports-across", line)
     raised_line = framework_raised(text)
     if raised_line is not None:
         signs["framework-raised"] = raised_line
