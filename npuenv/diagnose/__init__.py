@@ -151,7 +151,19 @@ def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatt
     return signs
 
 
-_DISAGREE = ("differs", "too-old", "too-new", "below", "above", "twice", "not-accepted", "out-of-range", "other-chip")
+_DISAGREE = (
+    "differs",
+    "too-old",
+    "too-new",
+    "below",
+    "above",
+    "twice",
+    "not-accepted",
+    "out-of-range",
+    "other-chip",
+    "not-the-pair",
+    "for-plugin",
+)
 
 
 def _all_agrees(signs: Mapping[str, PasteLine]) -> bool:

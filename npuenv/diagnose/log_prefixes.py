@@ -39,15 +39,15 @@ def strip_prefixes(lines: Sequence[PasteLine]) -> tuple[PasteLine, ...]:
 def _pieces(line: PasteLine) -> Iterator[PasteLine]:
     text = _of_docker(line.text)
     for part in text.split("\\n") if text.count("\\n") > 1 else [text]:
-        own = _taken_off(part)
+        own = _taken_off(part, is_collected=text != line.text)
         yield line if own == line.text else replace(line, text=own)
 
 
-def _taken_off(text: str) -> str:
+def _taken_off(text: str, *, is_collected: bool) -> str:
     match = _COLLECTED.match(text)
-    if match is None:
+    if match is None and not is_collected:
         return text
-    text = text[match.end() :]
+    text = text[match.end() :] if match else text
     for _ in range(4):
         match = _WORKER.match(text)
         if match is None:

@@ -48,9 +48,13 @@ _CHIP = re.compile(
     r"|950PR|950DT)(?![\w])(?!\S*\.(?:run|deb|rpm))", re.IGNORECASE,
 )  # fmt: skip
 _CHIP_FAMILY = re.compile(
-    r"\b(?:Atlas (?:\d{3}\w? )?(?:\w+ )?|NPU:? ?)(A2|A3|300I)\b|\b(A3) (?:machine|server|node)", re.IGNORECASE
+    r"\b(?:Atlas (?:\d{3}\w? )?(?:\w+ )?|NPU:? ?)(A2|A3|300I)\b|\b(A3) (?:machine|server|node)"
+    r"|(?<![A-Za-z\d])v\d+\.\d+\.\d+(?:rc\d+)?-(a3|310)p?(?![A-Za-z\d])",
+    re.IGNORECASE,
 )
 # The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
+# Boards that are sold by another name than that of their chip.
+_BOARD_310B = re.compile(r"orange ?pi ?ai ?pro\b(?! ?20T)|香橙派 ?ai ?pro|\bAtlas 200I (?:DK )?A2\b", re.IGNORECASE)
 _FIRST_910 = re.compile(r"19e5[: ]+d801\b|\bAtlas \d{3}T? ?\(?(?:Model|型号)[:： ]*90[01]0\b", re.IGNORECASE)
 _SOC_NUMBER = re.compile(r"soc_version: ?(\d{3})\b")
 _ARCH = re.compile(
@@ -149,15 +153,18 @@ def _read_chip(found: ReportedMachine, text: Text, matrix: Matrix) -> None:
         elif name.upper().startswith("310P"):
             found.generation = Sighting("310p", line)
         return
-    _read_family(found, text.with_any(("a2", "a3", "300i", "soc_version")))
+    for line in filter(lambda line: _BOARD_310B.search(line.text), text.with_any(("orange", "香橙派", "atlas 200i"))):
+        found.chip = Sighting("310B", line)
+        return
+    _read_family(found, text.with_any(("a2", "a3", "300i", "310", "soc_version")))
 
 
 def _read_family(found: ReportedMachine, lines: Sequence[PasteLine]) -> None:
     for line in lines:
         match = _CHIP_FAMILY.search(line.text[:300])
         if match:
-            word = (match.group(1) or match.group(2)).lower()
-            found.generation = Sighting("310p" if word == "300i" else word, line)
+            word = next(filter(None, match.groups())).lower()
+            found.generation = Sighting("310p" if word in ("300i", "310") else word, line)
             return
         number = _SOC_NUMBER.search(line.text[:600])
         if number:

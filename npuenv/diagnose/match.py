@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 
 _AS_WARNING = 0.75  # what a text weighs in a warning, against the same text in an error
+_BEFORE_ERROR = 0.5  # the same in a warning that calls itself harmless, where an error follows
+_HARMLESS = re.compile(r"\bignore this warning\b|\bsafely ignored?\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,16 @@ def match(rows: Iterable[ErrorPattern], context: MatchContext) -> Iterator[Match
             line = context.find(wanted)
             if line is not None:
                 if _conditions_hold(row, context) and _counts(row, wanted, line, context):
-                    is_warning = row.kind == "cause" and wanted[0] != "@" and line.level in ("warning", "info")
-                    yield Match(row, line, row.confidence * (_AS_WARNING if is_warning else 1))
+                    is_said = row.kind == "cause" and wanted[0] != "@"
+                    yield Match(row, line, row.confidence * (_weight(line, context) if is_said else 1))
                 break
+
+
+def _weight(line: PasteLine, context: MatchContext) -> float:
+    error = context.signs.get("failed-last")
+    if error is not None and error.number > line.number and _HARMLESS.search(line.text[:1000]):
+        return _BEFORE_ERROR
+    return _AS_WARNING if line.level in ("warning", "info") else 1
 
 
 def _conditions_hold(row: ErrorPattern, context: MatchContext) -> bool:

@@ -34,6 +34,7 @@ _FAILED = re.compile(
     r"|^\s*\[?E\d{4} |: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b"
     r"|is not supported by <class '|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d"
     r"|Failed (?:building wheel|to build) "
+    r"|\bcannot import name '|(?:object|module '[\w.]+') has no attribute '|\b[A-Z]\w+Conflict: |^(?:fatal|FATAL): "
     r"|returned non-zero exit status|undefined reference to|out of memory\. Tried to allocate"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
@@ -46,6 +47,11 @@ _COMPLAINS = (
     "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错",
     "异常退出", "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
     "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ", " OOM", "n't support", "not support",
+)  # fmt: skip
+# That a run which had worked does so no more, in the words of whom it happened to.
+_STOPPED = (
+    "crash", "崩溃", "卡死", "卡住", "hangs", " hang", "stuck", "挂起", "请求超时", "全部超时", "no response", "无响应",
+    "报错退出", "异常退出", "服务挂", "dies", "died",
 )  # fmt: skip
 _TORCH = r"(?<![A-Za-z_-])(?:py)?torch(?:[_-]?npu)?(?![A-Za-z_-])"
 _PRODUCT = r"(?:CANN|vllm(?:[_-]ascend)?|torch(?:[_-]npu)?|triton(?:[_-]ascend)?|verl|driver|驱动)"
@@ -84,6 +90,8 @@ _NOT_WANTS_CUDA = re.compile(
     r"out of memory|undefined symbol|cannot open shared|CUDA_(?:VISIBLE|HOME)|nvcc|No module named|nvidia-smi",
     re.IGNORECASE,
 )
+# The bar of progress of a training run.
+_STEPS = re.compile(r"(?:^\s*|train\w*:? *|epoch[^%]{0,20}?)\d+%\|[^\n]*?\b(\d{1,7})/(\d{1,7}) \[", re.IGNORECASE)
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
     "TBE Subprocess[task_distribute] raise error[]",
@@ -94,15 +102,18 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, PasteLine]:
-    """`failed`, `failed-natively`, `cuda-wanted`; `ended-well` where nothing failed after the last success."""
+    """`failed`, `failed-last`, `failed-natively`, `trained`, `stopped`, `cuda-wanted`; `ended-well` where something
+    worked and nothing failed after that."""
     signs: dict[str, PasteLine] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
     if good is not None and not any(line.number > good.number for line in bad):
         signs["ended-well"] = good
     if bad:
-        signs["failed"] = bad[0]
+        signs["failed"], signs["failed-last"] = bad[0], bad[-1]
+    signs.update(("trained", line) for line in text.with_any(("it]", "it/s")) if _has_trained(line.text))
     signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
+    signs.update(itertools.islice(named(text, "stopped", _STOPPED), 1))
     wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
     if wants is not None:
         signs["cuda-wanted"] = wants
@@ -115,6 +126,11 @@ def outcome_signs(text: Text) -> dict[str, PasteLine]:
     if done is not None and not any(line.number > done.number for line in bad):
         signs["installed"] = done
     return signs
+
+
+def _has_trained(text: str) -> bool:
+    """Whether the bar of a training run stands behind its tenth step and before its end."""
+    return any(10 <= int(step) < int(steps) for step, steps in _STEPS.findall(text[:400]))
 
 
 def _said(lines: Sequence[PasteLine]) -> Iterator[tuple[str, PasteLine]]:

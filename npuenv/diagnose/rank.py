@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from npuenv.matrix.error_patterns import CauseRow, ErrorPatterns
 
 SURE = 0.5  # from here on a candidate is called the cause
-SURE_OF_PACKAGES = 0.7  # the same for packages and builds: an exception of Python has several causes
-# Unless the loader, pip or a compiler names what it lacks.
+SURE_OF_PACKAGES = 0.66  # the same for packages and builds: an exception of Python has several causes
+# Unless the loader, pip, a compiler or an import of vllm names what it lacks.
 _NAMES_IT = re.compile(
     r"cannot open shared object|undefined symbol|Could not find a version|No matching dist|Failed building wheel"
+    r"|not a supported wheel"
+    r"|^(?!.*Failed to import).*(?:No module named|cannot import name '\w+' from) '(?:vllm|vllm_ascend)\b"
 )
 _WHOSE_CODE = ("framework-known-bug", "framework-not-adapted")  # what a traceback itself shows
 ON_THE_CARD = "operator-fault"  # can be the release, the driver or the model

@@ -1,7 +1,8 @@
 """Finds texts in a report.
 
 A wanted text is written as the software prints it; `*` stands for anything within the same line. Case does not count.
-Wanted texts are no regular expressions: a report can be 10 MB of anything, and knowledge is written by many hands.
+All quotation marks are alike: people copy them from terminals, web pages and chats. Wanted texts are no regular
+expressions: a report can be 10 MB of anything, and knowledge is written by many hands.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from npuenv.host.report import PasteLine
 
 _WORD = re.compile(r"[a-z_]{3,}")
+_QUOTES = str.maketrans(dict.fromkeys('"`´‘’“”', "'"))
 _MAX_HITS = 400  # places of one wanted text that are looked at
 
 
@@ -25,7 +27,7 @@ class Text:
 
     def __init__(self, lines: Sequence[PasteLine]) -> None:
         self.lines = lines
-        self._lower = [line.text.lower() for line in lines]
+        self._lower = [_folded(line.text) for line in lines]
         starts, at = [], 0
         for line in self._lower:
             starts.append(at)
@@ -41,8 +43,11 @@ class Text:
         return [text for text, word, is_whole in _words_of(wanted) if word in (words if is_whole else letters)]
 
     def first(self, wanted: str) -> PasteLine | None:
-        """The first line that holds the text."""
-        return next(self.all(wanted), None)
+        """The first line that holds the text; one that is no warning goes before those that are."""
+        found = next(self.all(wanted), None)
+        if found is None or found.level not in ("warning", "info"):
+            return found
+        return next((line for line in self.all(wanted) if line.level not in ("warning", "info")), found)
 
     def all(self, wanted: str) -> Iterator[PasteLine]:
         """Every line that holds the text, in order; at most some hundred places are looked at."""
@@ -59,7 +64,7 @@ class Text:
             at = self._whole.find(anchor, end)
 
     def with_any(self, words: Iterable[str]) -> list[PasteLine]:
-        """Every line that holds one of some lower-case words, in order: the few lines worth a closer look."""
+        """Every line that holds one of some folded words, in order: the few lines worth a closer look."""
         found: set[int] = set()
         for word in words:
             at = self._whole.find(word)
@@ -71,6 +76,11 @@ class Text:
 
     def __contains__(self, wanted: object) -> bool:
         return isinstance(wanted, str) and self.first(wanted) is not None
+
+
+def _folded(text: str) -> str:
+    """A text as it is compared: small letters, one kind of quotation mark."""
+    return text.lower().translate(_QUOTES)
 
 
 def named(text: Text, sign: str, wanted: Sequence[str]) -> Iterator[tuple[str, PasteLine]]:
@@ -88,7 +98,7 @@ def _parts(wanted: str) -> tuple[tuple[str, ...], str, str, bool]:
     The words of a long log are few: one that is not among them saves the search through the log. A word inside the
     piece is whole in the log too; one at its ends can be a part of a longer one.
     """
-    parts = tuple(filter(None, wanted.lower().split("*")))
+    parts = tuple(filter(None, _folded(wanted).split("*")))
     anchor = max(parts, key=len)
     words = list(_WORD.finditer(anchor))
     inner = [match.group() for match in words if match.start() > 0 and match.end() < len(anchor)]

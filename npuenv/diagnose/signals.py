@@ -298,13 +298,16 @@ def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     if line is not None:
         yield "npu-host", line
     yield from named(text, "framework-ran", _FRAMEWORKS)
+    yield from (("framework-ran", line) for line in text.lines if _ENGINE_PROCESS.search(line.shown[:120]))
 
 
 # That a framework ran, and not only a script of the user.
+_ENGINE_PROCESS = re.compile(r"\((?:EngineCore|Worker|VllmWorker|APIServer)(?:_\w+)? (?:rank|pid)=")
 _FRAMEWORKS = (
     "vllm serve", "vllm-serve", "vllm.entrypoints", "VllmWorker", "EngineCore", "sglang", "llamafactory", "swift ",
     "verl.", "verl/", "ms-swift", "ms_swift", "mindspeed", "accelerate launch", "deepspeed", "fastchat",
-    "lmdeploy", "mindie", "xinference", "vllm version",
+    "lmdeploy", "mindie", "xinference", "vllm version", "vllm-ascend:", "vllm_ascend/",
+    "llama.cpp", "ggml", "comfyui", "paddle", "diffusers", "mineru", "mindspore", "funasr",
 )  # fmt: skip
 
 

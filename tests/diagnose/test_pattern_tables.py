@@ -118,10 +118,14 @@ def test_labels_are_all_known() -> None:
         ("torch==2", 3),
         ("nothing of that kind", None),
         ("2.7", 3),
+        ("'torch'==", None),
+        ("name 'a' from", 4),
+        ("is so bad", 6),
     ],
 )
 def test_a_wanted_text(wanted: str, found: int | None) -> None:
-    line = Text(read_paste(b"libx.so: cannot open\nsecond\nthird torch==2.7\n").lines).first(wanted)
+    told = 'libx.so: cannot open\nsecond\nthird torch==2.7\nname "a" from\nWARNING is so bad\nERROR is so bad\n'
+    line = Text(read_paste(told.encode()).lines).first(wanted)
     assert (line.number if line else None) == found
 
 

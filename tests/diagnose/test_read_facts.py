@@ -103,6 +103,10 @@ def test_cann(text: str, version: str) -> None:
         ("Llama3 server on an Atlas 800T A2", "generation", "a2"),
         ("soc_version: 2203 of the build\nsoc_version: 251", "generation", "a3"),
         ("| 0  310P3  | OK |", "generation", "310p"),
+        ("使用v0.23.0rc1-310部署", "generation", "310p"),
+        ("image v0.26.0rc1-a3", "generation", "a3"),
+        ("error on OrangePi AI PRO", "chip", "310B"),
+        ("香橙派AIpro", "chip", "310B"),
     ],
 )
 def test_machine(text: str, field: str, value: str) -> None:
