@@ -25,7 +25,8 @@ FOLDER = Path(__file__).parent / "exams"
         ("eighth", 87, 70, 0, 0),
         ("ninth", 90, 85, 1, 0),
         ("tenth", 90, 86, 0, 0),
-        ("eleventh", 90, 54, 0, 0),
+        ("eleventh", 90, 84, 0, 0),
+        ("twelfth", 90, 66, 2, 0),
         ("harvest", 23, 21, 0, 0),
     ],
 )
