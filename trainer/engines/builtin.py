@@ -94,8 +94,9 @@ class BuiltinEngine(LocalEngine):
         return dict(self._parameters)
 
 
-# Where kernels are made for each shape, own keys are looked at in steps of so many: then few shapes arise.
-_STRIDE = 16
+# The answers' keys get room for so many tokens at a time, and all of it is multiplied: products of contiguous keys need
+# no copy, and where kernels are made for each shape few shapes arise.
+_BLOCK = 16
 # Moving the rows together copies their keys; it is done when at most this share of the slots is still needed.
 _COMPACT_BELOW = 0.75
 
@@ -121,8 +122,6 @@ class CachedGeneration:
         self._is_pad_PS: Tensor | None = None
         if any(len(prompt) < self._longest for prompt in prompts):
             self._is_pad_PS = torch.arange(self._longest, device=device) >= self._lengths_P[:, None]
-        self._stride = 1 if device.type == "cpu" else _STRIDE
-        self._room = -(-max_new_tokens // self._stride) * self._stride
         self._cos, self._sin = decoder.angles(self._longest + max_new_tokens)
         self._caches: list[_Cache] = []
 
@@ -155,26 +154,26 @@ class CachedGeneration:
             each.reshape(num_prompts, -1, kv_heads, size).transpose(1, 2).contiguous()
             for each in (keys_NKD, values_NKD)
         )
-        own = keys.new_zeros(2, num_prompts, kv_heads, self._group, self._room, size)
-        self._caches.append(_Cache((keys, values), (own[0], own[1])))
+        own = keys.new_empty(num_prompts, kv_heads, self._group, 0, size)
+        self._caches.append(_Cache((keys, values), (own, own)))
         return keys, values
 
     def step(self, tokens_R: Tensor) -> Tensor:
         """Logits [R, V] of each slot's next token, after the ones just drawn."""
         decoder, shape = self._decoder, (len(self._lengths_P), self._group)
-        rotary, pads, mask_T, like = self._rotary(), None, None, self._caches[0].own[0]
+        if self._done % _BLOCK == 0:
+            self._add_room()
+        rotary, pads, like = self._rotary(), None, self._caches[0].own[0]
         if self._is_pad_PS is not None:
             pads = attention.pad_mask(self._is_pad_PS, decoder.shape.kv_heads, like)
-        num_keys = -(-(self._done + 1) // self._stride) * self._stride
-        if num_keys > self._done + 1:
-            mask_T = like.new_zeros(num_keys)
-            mask_T[self._done + 1 :] = -torch.inf
+        mask_T = like.new_zeros(like.shape[3])
+        mask_T[self._done + 1 :] = -torch.inf
         x_RH = decoder.model.embed_tokens(tokens_R)
         for layer, cache in zip(decoder.model.stack(), self._caches, strict=True):
             queries, keys, values = ops.factors(*layer.self_attn.project(layer.input_layernorm(x_RH), rotary))
             for buffer, each in zip(cache.own, (keys, values), strict=True):
                 buffer[:, :, :, self._done] = each.reshape(*shape, *each.shape[1:]).transpose(1, 2)
-            mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, (mask_T, pads), num_keys)
+            mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, mask_T, pads)
             x_RH = layer.finish(x_RH, mixed)
         self._done += 1
         return ops.linear(decoder.model.norm(x_RH), self._weight)
@@ -187,18 +186,20 @@ class CachedGeneration:
         positions_R = self._lengths_P.repeat_interleave(self._group) + self._done
         return self._cos[positions_R], self._sin[positions_R]
 
-    def _mix(
-        self, queries_PGKRD: Tensor, cache: _Cache, masks: tuple[Tensor | None, Tensor | None], num_keys: int
-    ) -> Tensor:
+    def _add_room(self) -> None:
+        for cache in self._caches:
+            room = cache.own[0].new_zeros(*cache.own[0].shape[:3], _BLOCK, cache.own[0].shape[4])
+            cache.own = torch.cat((cache.own[0], room), dim=3), torch.cat((cache.own[1], room), dim=3)
+
+    def _mix(self, queries_PGKRD: Tensor, cache: _Cache, mask_T: Tensor, pads: Tensor | None) -> Tensor:
         prompts, group, kv_heads, repeats, size = queries_PGKRD.shape
         queries = queries_PGKRD.transpose(1, 2).reshape(prompts * kv_heads, group * repeats, size)
-        keys, values = (each.flatten(0, 2)[:, :num_keys] for each in cache.own)
         mixed = attention.two_parts(
             queries,
-            (keys, values),
+            (cache.own[0].flatten(0, 2), cache.own[1].flatten(0, 2)),
             (cache.prompt[0].flatten(0, 1), cache.prompt[1].flatten(0, 1)),
-            own_mask=masks[0],
-            prompt_mask=masks[1],
+            own_mask=mask_T,
+            prompt_mask=pads,
         )
         return mixed.view(prompts, kv_heads, group, repeats, size).transpose(1, 2).flatten(2).flatten(0, 1)
 
