@@ -1,7 +1,7 @@
 """`python -m trainer [train | sft] --out DIR [KEY=VALUE ...]`: one run, its records in DIR/metrics.jsonl.
 
 `train`, which may be left out, learns from rewards; `sft` imitates transcripts; both leave the model in DIR/model.
-`export CHECKPOINT OUT` makes such a model of a checkpoint; `compare A B` holds two runs against each other. `--help`
+`export CHECKPOINT -o OUT` makes such a model of a checkpoint; `compare A B` holds two runs against each other. `--help`
 lists the settings.
 
 Exit codes of a run: 0 it completed, whatever it learned; 2 a setting or DIR cannot be used; 1 the run broke; 130 it
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import sys
@@ -21,6 +22,7 @@ import traceback
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +138,7 @@ def _order(words: Sequence[str]) -> Command:
     parser = Arguments(
         prog="python -m trainer",
         usage="python -m trainer [train | sft] --out DIR [KEY=VALUE ...]\n       python -m trainer compare A B"
-        "\n       python -m trainer export CHECKPOINT OUT",
+        "\n       python -m trainer export CHECKPOINT -o OUT",
         epilog=_settings_help() if {"-h", "--help"} & set(rest) else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -189,12 +191,15 @@ def _place(order: Command) -> int:
     if not order.config.run.save_every:
         settings = instead(settings, "save_every", str(supervise.SAVE_EVERY))
     command = [order.command, "--out", str(order.out), "--cwd", str((order.start_of_paths or Path()).absolute())]
+    is_leader = not _joined_node(order.config)
     try:
-        if not _joined_node(order.config):
+        if is_leader:
             order.out.mkdir(parents=True, exist_ok=True)
-            _warn(_warnings(order, order.config))  # what rank 0 writes does not reach this terminal
     except OSError as error:
         raise _bad_folder("--out", order.out, error) from error
+    if is_leader and find_spec("ray"):  # what rank 0 writes does not reach this terminal
+        # Cards may be on several nodes, whose cores are not known here.
+        _warn(_warnings(order, order.config, cores=math.inf if layout.has_cards else devices.cores()))
     say = partial(_complain, code=BROKE)
     return supervise.lead(supervise.Run(command, settings, order.config, layout, order.out, say))
 
@@ -427,10 +432,10 @@ def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> Stat
     return state
 
 
-def _warnings(order: Command, config: Config) -> list[str]:
+def _warnings(order: Command, config: Config, cores: float) -> list[str]:
     """`config` has the final number of steps, if that is known."""
     optimizer_steps = config.run.steps * (1 if order.command == _SFT else config.optim.optimizer_steps_per_batch)
-    found = doubts(config, optimizer_steps=optimizer_steps, cores=devices.cores(), load=os.getloadavg()[0])
+    found = doubts(config, optimizer_steps=optimizer_steps, cores=cores, load=os.getloadavg()[0])
     return [*order.given.warnings, *found]
 
 
@@ -442,7 +447,7 @@ def _warn(warnings: Sequence[str]) -> None:
 def _head(run: RunContext, config: Config, device: torch.device, world: World, more: Mapping[str, Any]) -> None:
     import torch
 
-    warnings = _warnings(run.order, config)
+    warnings = _warnings(run.order, config, devices.cores())
     if launch.rank() == 0:
         _warn(warnings)
     run.records.write(

@@ -231,7 +231,7 @@ _BY_GROUP = (
 )
 
 
-def doubts(config: Config, *, optimizer_steps: int, cores: int, load: float) -> list[str]:
+def doubts(config: Config, *, optimizer_steps: int, cores: float, load: float) -> list[str]:
     """Settings of a configuration with its final number of steps that are valid but probably unintended.
 
     `optimizer_steps`: those of the run. `cores`: those that this process may use; `load`: how many are busy with

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -114,7 +113,8 @@ def traceback_signs(text: Text) -> dict[str, PasteLine]:
         if _LACKS.search(line.text):
             signs.setdefault("class-lacks-attribute", line)
         lacking = _NO_NAME.search(line.text) if importer else None
-        if lacking and lacking.group(1) not in {importer, *sys.stdlib_module_names}:
+        is_standard = _STANDARD.search(line.text) and not _INSTALLED.search(line.text)
+        if lacking and lacking.group(1) != importer and not is_standard:
             signs.setdefault(f"importer-{importer}", line)
             signs.setdefault("imports-across", line)
     raised_line = framework_raised(text)

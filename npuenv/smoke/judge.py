@@ -231,8 +231,9 @@ def _reward(run: Reading, stage: Record) -> Finding:
 
 def _wrong_reward(run: Reading, stage: Record) -> str | None:
     """The message key for wrong rewards; None if they are fine."""
-    is_single, convention = run.setting("rollouts_per_prompt") == 1, (run.header or {}).get("convention") or {}
-    alone = "group-of-one-raw" if convention.get("group_of_one") == "reward" else "group-of-one"
+    is_single, convention = run.setting("rollouts_per_prompt") == 1, (run.header or {}).get("convention")
+    is_raw = isinstance(convention, dict) and convention.get("group_of_one") == "reward"
+    alone = "group-of-one-raw" if is_raw else "group-of-one"
     wrong = {
         "reward-not-finite": number(stage, "not_finite") != 0,
         "shuffled-reward": stage.get("is_reordered") is not False,

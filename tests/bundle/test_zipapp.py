@@ -43,6 +43,10 @@ MINORS = [
     pytest.param(14, marks=pytest.mark.slow),
 ]
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
+LACKING = (
+    'Traceback (most recent call last):\n  File "/usr/lib/python3.11/site-packages/vllm/engine/llm.py", line 10, in a\n'
+    "ImportError: cannot import name 'f' from 'transformers' (/usr/lib/python3.11/site-packages/transformers/a.py)\n"
+)
 
 
 def python_of(minor: int) -> str | None:
@@ -240,14 +244,15 @@ def test_what_it_saves_is_judged_alike_by_the_installed_doctor(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", [PASTE, LACKING])
 def test_a_pasted_report_is_diagnosed_alike(
-    packed: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    packed: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     paste = tmp_path / "paste.txt"
-    paste.write_text(PASTE, encoding="utf-8")
+    paste.write_text(text, encoding="utf-8")
     for form in ("json", "text"):
         code = main(["doctor", "--from-report", str(paste), "--format", form])
-        ran = run(packed, "--from-report", "-", "--format", form, stdin=PASTE)
+        ran = run(packed, "--from-report", "-", "--format", form, stdin=text)
         assert (ran.returncode, ran.stdout, ran.stderr) == (code, capsys.readouterr().out, "")
 
 

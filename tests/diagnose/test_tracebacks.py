@@ -78,7 +78,7 @@ def signs(*lines: str) -> set[str]:
             {"caller-vllm_ascend", "framework-raised"},
         ),
         (
-            (PLUGIN, "ImportError: cannot import name 'override' from 'typing' (typing.py)"),
+            (PLUGIN, "ImportError: cannot import name 'override' from 'typing' (/usr/lib/python3.9/typing.py)"),
             {"caller-vllm_ascend", "framework-raised"},
         ),
         ((OWN, "ImportError: cannot import name 'f' from 'peft' (a.py)"), {"caller-own"}),

@@ -125,7 +125,7 @@ def _in_place(made: Path, place: Path) -> Path:
 
 # The description of `python -m trainer export --help`.
 _EXPORT_HELP = """\
-`python -m trainer export CHECKPOINT OUT`: a checkpoint's model as a folder, as a run that completes leaves it.
+`python -m trainer export CHECKPOINT -o OUT`: a checkpoint's model as a folder, as a run that completes leaves it.
 
 CHECKPOINT is a run's folder or the `checkpoint` in it, of `train` or `sft`, whole or in shards. Writes OUT/model, which
 transformers and vllm load, with LoRA's changes merged in, and then OUT/adapter too, and prints what it wrote. Needs one
@@ -145,11 +145,14 @@ def main(words: Sequence[str]) -> int:
         prog="python -m trainer export", description=_EXPORT_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a run's folder, or the checkpoint in it")
-    parser.add_argument("out", type=Path, metavar="OUT", help="where model/ and adapter/ go")
+    parser.add_argument("place", type=Path, nargs="?", metavar="OUT", help="where model/ and adapter/ go, without -o")
+    parser.add_argument("-o", dest="out", type=Path, metavar="OUT", help="where model/ and adapter/ go")
     parser.add_argument("--path", metavar="FOLDER", help="where the run's path=FOLDER is now, if it was moved")
     try:
         values = parser.parse_args(words)
-        written = export(values.checkpoint, values.out, path=values.path)
+        if (values.out is None) == (values.place is None):
+            parser.error("the following arguments are required: OUT, once")
+        written = export(values.checkpoint, values.out or values.place, path=values.path)
     except SystemExit:  # argparse's way to end after --help
         return WRITTEN
     except BadSetting as error:

@@ -72,7 +72,7 @@ def test_a_checkpoint_of_fine_tuning_makes_the_model_that_it_left(tmp_path: Path
     file.write_text((json.dumps({"messages": messages}) + "\n") * 4)
     for more in ((), LORA):
         assert entry.main(["sft", "--out", str(out), *WORDS, *more, f"train_files={file}"]) == 0
-        assert entry.main(["export", str(out / "checkpoint"), str(tmp_path)]) == 0
+        assert entry.main(["export", str(out / "checkpoint"), "-o", str(tmp_path)]) == 0
         assert same(weights(tmp_path / "model"), weights(out / "model"))
 
 
@@ -108,7 +108,9 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, capsys: pytest.
     models.save(models.from_random(changed(TINY, hidden=32).model, 19, torch.float32, 0), source)
     (tmp_path / "file").touch()
     cases = [
-        (["export"], "CHECKPOINT, OUT"),
+        (["export"], "CHECKPOINT"),
+        (["export", str(out)], "OUT"),
+        (["export", str(out), str(tmp_path), "-o", str(tmp_path)], "OUT, once"),
         (["export", str(tmp_path / "none"), str(tmp_path)], "no checkpoint"),
         (["export", str(out), str(tmp_path / "file")], f"{tmp_path / 'file'} "),
         (["export", str(out), str(tmp_path), "--path", str(source)], f"path={source}"),
