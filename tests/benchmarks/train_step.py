@@ -3,6 +3,7 @@
 Needs trl, transformers, datasets and tokenizers. Each side runs in a process of its own, on one thread, with the same
 start weights, prompts and numbers of tokens; no answer ends early. The two take turns, step by step, so that what else
 the machine does meets both. A step is: generate, reward (random), advantages, forward, backward, clip, AdamW.
+The limit is the time of a step's matrix products alone, at the rate of the best square product measured before.
 TRL runs with its own generate, num_iterations 1, beta 0, and without gradient checkpointing.
 """
 
@@ -53,6 +54,10 @@ ROWS = (
     Row(6, 384, 6, 2, 1024, 32, 16, 16, 8, "bfloat16", 2.4),
     Row(6, 384, 6, 2, 1024, 128, 32, 8, 8, "float32", 3.5),
     Row(6, 384, 6, 2, 1024, 128, 32, 8, 8, "bfloat16", 3.5),
+    Row(4, 256, 4, 2, 1024, 48, 64, 8, 16, "float32", 2.5),
+    Row(4, 256, 4, 2, 1024, 48, 64, 8, 16, "bfloat16", 3.5),
+    Row(12, 512, 8, 2, 1408, 96, 48, 4, 8, "float32", 2.5),
+    Row(12, 512, 8, 2, 1408, 96, 48, 4, 8, "bfloat16", 3.5),
 )
 
 
@@ -90,6 +95,23 @@ def config_of(row: Row) -> Any:
     )
 
 
+def limit_s(row: Row) -> float:
+    """Seconds that a step of ours takes at least: its operations at the peak measured here, on the threads set."""
+    import torch
+
+    from trainer.metrics import meter
+    from trainer.models import build
+    from trainer.types import Group, Prompt, Rollout, Stop
+
+    config, device = config_of(row), torch.device("cpu")
+    sizes = meter.sizes(build(config, VOCABULARY, seed=SEED, device=device))
+    assert sizes is not None
+    answer = Rollout((1,) * row.new, (-1.0,) * row.new, Stop.LENGTH)
+    group = Group(Prompt("", (1,) * row.prompt, ""), (answer,) * row.group)
+    phases = meter.of_phases(sizes, meter.work([group] * row.prompts), config)
+    return sum(phases.values()) / (meter.peak(config, device).tflops * 1e12)
+
+
 def ours(row: Row) -> Iterator[Callable[[], None]]:
     """Steps of ours; the first thing given back is a function to call once what is imported stands."""
     import torch
@@ -104,6 +126,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
     from trainer.types import Group, Prompt
 
     torch.set_num_threads(1)
+    print(f"LIMIT {limit_s(row)}", flush=True)
     yield lambda: None
     config, device = config_of(row), torch.device("cpu")
     learner = Learner(build(config, VOCABULARY, seed=SEED, device=device), None, config, seed=SEED)
@@ -246,6 +269,7 @@ class Side:
         root = Path(__file__).resolve().parents[2]
         environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         command = [interpreter, __file__, "--side", side, str(number)]
+        self.limit_s = 0.0  # told by ours
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -261,6 +285,8 @@ class Side:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
+            if line.startswith("LIMIT"):
+                self.limit_s = float(line.split()[1])
             if line.startswith("STEP"):
                 _, seconds, mib = line.split()
                 return float(seconds), float(mib)
@@ -288,7 +314,8 @@ def compare(number: int, *, steps: int, interpreter: str) -> None:
     least = [min(each) for each in seconds]
     print(
         f"| {row.name} | {middle[0]:.4f} ({least[0]:.4f}) | {middle[1]:.4f} ({least[1]:.4f}) "
-        f"| {middle[1] / middle[0]:.2f} | {row.target} | {peaks[0]:.0f} | {peaks[1]:.0f} | {peaks[0] / peaks[1]:.0%} |",
+        f"| {middle[1] / middle[0]:.2f} | {row.target} | {sides[0].limit_s / middle[0]:.0%} "
+        f"| {peaks[0]:.0f} | {peaks[1]:.0f} | {peaks[0] / peaks[1]:.0%} |",
         flush=True,
     )
 
@@ -303,8 +330,8 @@ def main() -> None:
     if given.side:
         child(given.side, ROWS[given.rows[0]])
         return
-    print("| row | ours s, median (least) | TRL s, median (least) | ratio | target | ours MiB | TRL MiB | share |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| row | ours s, median (least) | TRL s | ratio | target | of limit | ours MiB | TRL | share |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for number in given.rows or range(len(ROWS)):
         compare(number, steps=given.steps, interpreter=given.interpreter)
 
