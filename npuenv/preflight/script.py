@@ -338,10 +338,11 @@ class _State:
     ) -> None:
         """What a text for another shell or a script that is called holds; `exports` reach it."""
         reach = {each.name: each for each in exports}
-        self.launches += [_inside(each, outer, reach, is_called=is_called) for each in inner.launches]
-        self.others += [(outer.line + line - 1, name) for line, name in inner.unjudged]
-        self.gpus += [_moved(word, outer) for word in inner.gpus]
-        self.installs += [_moved(word, outer) for word in inner.installs]
+        above = None if is_called else outer.line - 1
+        self.launches += [_inside(each, outer, reach, above) for each in inner.launches]
+        self.others += [(_below(line, outer, above), name) for line, name in inner.unjudged]
+        self.gpus += [_moved(word, outer, above) for word in inner.gpus]
+        self.installs += [_moved(word, outer, above) for word in inner.installs]
 
 
 def _unsure(word: Word) -> Word:
@@ -350,23 +351,25 @@ def _unsure(word: Word) -> Word:
     return replace(word, value=f"{name}={UNKNOWN}" if sign else word.value, is_filled=True, is_sure=False)
 
 
-def _inside(inner: Script, outer: Word, reach: Mapping[str, ExportedVariable], *, is_called: bool) -> Script:
+def _inside(inner: Script, outer: Word, reach: Mapping[str, ExportedVariable], above: int | None) -> Script:
     """A launch of a text for another shell, in the script that holds the text: nothing in there can be exchanged.
 
-    `is_called`: of another script, all of which stands in the line that calls it.
+    `above`: the lines of the script above the text; None: of another script, all of which stands in the line that calls
+    it.
     """
-
-    def moved(word: Word) -> Word:
-        return _moved(replace(word, line=1) if is_called else word, outer)
-
-    own = {each.name: replace(each, word=moved(each.word), siblings=2) for each in inner.exports}
-    cuts = tuple(replace(each, line=outer.line if is_called else outer.line + each.line - 1) for each in inner.cuts)
+    own = {each.name: replace(each, word=_moved(each.word, outer, above), siblings=2) for each in inner.exports}
+    cuts = tuple(replace(each, line=_below(each.line, outer, above)) for each in inner.cuts)
     exports = tuple({**reach, **own}.values())
-    return Script(inner.text, tuple(map(moved, inner.words)), inner.call, (), exports, outer.start, cuts)
+    words = tuple(_moved(each, outer, above) for each in inner.words)
+    return Script(inner.text, words, inner.call, (), exports, outer.start, cuts)
 
 
-def _moved(word: Word, outer: Word) -> Word:
-    return Word(word.raw, word.value, outer.line + word.line - 1, outer.start, outer.end, True, word.is_sure)
+def _moved(word: Word, outer: Word, above: int | None) -> Word:
+    return Word(word.raw, word.value, _below(word.line, outer, above), outer.start, outer.end, True, word.is_sure)
+
+
+def _below(line: int, outer: Word, above: int | None) -> int:
+    return outer.line if above is None else above + line
 
 
 def _gpus(words: Sequence[Word]) -> Iterator[Word]:

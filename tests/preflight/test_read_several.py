@@ -177,6 +177,12 @@ def test_packages_for_gpus_that_a_script_installs_are_named(tmp_path: Path) -> N
     assert found == [("flash-attn", 1), ("xformers", 2)]
 
 
+def test_what_a_called_script_installs_stands_in_the_line_that_calls_it(tmp_path: Path) -> None:
+    write(tmp_path, "inner.sh", f"set -x\n\npip install flash_attn\n{PPO} a=1\n")
+    reading = read_file(write(tmp_path, "outer.sh", "set -x\nbash ./inner.sh\n"), ASKED)
+    assert [problem.settings[0].place.line for problem in reading.refused] == [2]
+
+
 def test_a_relative_search_path_is_tried_from_the_folders_above_the_file(tmp_path: Path) -> None:
     """Hydra starts it from where the run starts: the top of the tree, which need not be where this is asked."""
     write(tmp_path, "tree/shared/config/base.yaml", "pretrain: base\nx: 1\n")
