@@ -168,8 +168,19 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("session.nz", both(variables(VLLM_ASCEND_ENABLE_NZ="0"), packages(verl="0.7.0")), OK, ""),
     # From 0.27.1rc1 on the variable has no reader: session.vllm-ascend says so.
     ("session.nz", both(variables(VLLM_ASCEND_ENABLE_NZ="1"), packages(verl="0.7.0", vllm_ascend="0.28.0rc1")), OK, ""),
-    ("session.vllm-engine", both(variables(VLLM_USE_V1="0"), packages(vllm_ascend="0.11.0")), FAIL, "V1 engine"),
+    (
+        "session.vllm-engine",
+        both(variables(VLLM_USE_V1="0"), packages(vllm_ascend="0.11.0", vllm="0.11.0")),
+        FAIL,
+        "V1 engine",
+    ),
     ("session.vllm-engine", both(variables(VLLM_USE_V1="0"), packages(vllm_ascend="0.7.3")), OK, ""),
+    (
+        "session.vllm-engine",
+        both(variables(VLLM_USE_V1="0"), packages(vllm_ascend="0.13.0", vllm="0.13.0+empty")),
+        OK,
+        "",
+    ),
     (
         "session.vllm-fork",
         both(variables(VLLM_WORKER_MULTIPROC_METHOD="fork"), packages(vllm_ascend="0.11.0")),

@@ -215,7 +215,7 @@ def _nz(context: Context, value: str) -> CheckResult | None:
 
 @of_variable("VLLM_USE_V1", "session.engine")
 def _engine(context: Context, value: str) -> CheckResult | None:
-    if value != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
+    if value != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE) or unread(context, "VLLM_USE_V1"):
         return None
     return fail("session.engine-v0", version=context.installed["vllm-ascend"])
 
@@ -430,8 +430,7 @@ def _is_other_name(name: str, near: str) -> bool:
 def _unread(context: Context) -> CheckResult:
     """Variables that the installed vllm-ascend no longer reads, or not yet."""
     have = context.installed.get("vllm-ascend", "")
-    mine = [name for name in context.environment if name.startswith("VLLM_ASCEND_")]
-    lost = unread(context, *mine) if have and mine else []
+    lost = unread(context, *(name for name in context.environment if name.startswith("VLLM_ASCEND_")))
     if not lost:
         return ok("session.vllm-ascend-ok")
     fix = fix_for("session.vllm-ascend", *(("unset", row.name) for row in lost))
@@ -441,10 +440,9 @@ def _unread(context: Context) -> CheckResult:
 
 
 def unread(context: Context, *names: str) -> list[Variable]:
-    """Those of the names that the installed vllm-ascend does not read; none if it is not installed."""
-    have = context.installed.get("vllm-ascend", "")
-    rows = [row for row in context.matrix.variables if row.reader == "vllm-ascend" and row.name in names]
-    return [row for row in rows if have and not _is_read(row, have)]
+    """Those of the names that their reader, as installed, does not read; none of a reader that is not installed."""
+    rows = [row for row in context.matrix.variables if row.name in names and row.reader in context.installed]
+    return [row for row in rows if not _is_read(row, context.installed[row.reader])]
 
 
 def _is_read(row: Variable, version: str) -> bool:
