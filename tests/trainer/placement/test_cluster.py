@@ -120,6 +120,7 @@ def test_warnings_of_a_run_in_ray_are_told_by_the_process_that_starts_it(
         return 0
 
     monkeypatch.setattr(supervise, "lead", lead)
+    monkeypatch.setattr(entry, "find_spec", {"ray": "there"}.get)
     words = ("num_threads=1", "generators=1", "steps=2", "steps=3", "warmup_steps=30000")
     assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", *words]) == 0
     assert all(each.startswith("trainer: warning: ") for each in told)
