@@ -12,7 +12,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine import Account, CxxLibrary, Process, Processes, Space
 from npuenv.facts.machine.hardware import Cache, FolderUsage, Memory, MountRow
-from tests.support.changes import HEALTHY, both, find, gone, lost, put, variables
+from tests.support.changes import HEALTHY, both, expect, find, gone, lost, put, variables
 
 if TYPE_CHECKING:
     from tests.support.changes import Change
@@ -130,11 +130,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
 
 @pytest.mark.parametrize(("check", "change", "status", "words"), CASES)
 def test_each_check_of_the_machine_finds_what_is_there(check: str, change: Change, status: Status, words: str) -> None:
-    finding = find(change(HEALTHY), check)
-    assert finding.status is status, finding
-    assert words in say(finding.says) and say(finding.says, "zh")
-    if finding.status in (WARN, FAIL):
-        assert finding.fix is not None and say(finding.fix.says) and say(finding.fix.says, "zh")
+    expect(change, check, status, words)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from npuenv.checks.base import NPU_FRAMEWORKS
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.hardware import Cgroup, Processor
-from tests.support.changes import HEALTHY, find, lost, put
+from tests.support.changes import HEALTHY, expect, find, lost, put
 
 if TYPE_CHECKING:
     from tests.support.changes import Change
@@ -46,11 +46,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
 def test_each_check_of_the_container_finds_what_is_there(
     check: str, change: Change, status: Status, words: str
 ) -> None:
-    finding = find(change(HEALTHY), check)
-    assert finding.status is status, finding
-    assert words in say(finding.says) and say(finding.says, "zh")
-    if finding.status in (WARN, FAIL):
-        assert finding.fix is not None and say(finding.fix.says) and say(finding.fix.says, "zh")
+    expect(change, check, status, words)
 
 
 @pytest.mark.parametrize(

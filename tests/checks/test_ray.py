@@ -9,13 +9,12 @@ import pytest
 
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
-from npuenv.core.messages import say
 from npuenv.facts.machine import Process, Processes
 from npuenv.facts.machine.hardware import FolderUsage, MountRow
 from npuenv.facts.ray import RaySession
 from npuenv.facts.ray.status import ClusterStatus as Cluster
 from npuenv.facts.ray.status import Demand, Resource, ResourceDemand, StatusRefusal, StatusTrouble
-from tests.support.changes import HEALTHY, both, find, gone, lost, packages, put, variables
+from tests.support.changes import HEALTHY, both, expect, find, gone, lost, packages, put, variables
 
 if TYPE_CHECKING:
     from tests.support.changes import Change
@@ -141,11 +140,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
 
 @pytest.mark.parametrize(("check", "change", "status", "words"), CASES)
 def test_each_check_of_ray_finds_what_is_there(check: str, change: Change, status: Status, words: str) -> None:
-    finding = find(change(HEALTHY), check)
-    assert finding.status is status, finding
-    assert words in say(finding.says) and say(finding.says, "zh")
-    if finding.status in (WARN, FAIL):
-        assert finding.fix is not None and say(finding.fix.says) and say(finding.fix.says, "zh")
+    expect(change, check, status, words)
 
 
 @pytest.mark.parametrize(
