@@ -14,9 +14,8 @@ from typing import NoReturn
 from npuenv import __version__
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.terminal.common import COMMON, Option, take_ui
-from npuenv.terminal.entry import report_interrupt, run_command
 from npuenv.terminal.options import DOCTOR, DOCTOR_OUTPUT, doctor_command
+from npuenv.terminal.run import COMMON, Option, report_interrupt, run_command, take_ui
 
 # Each with the key of what to do instead: a capture can be judged against a stack, but it cannot be fixed.
 _INSTEAD = {"--stack": "stack", "--fix": "fix", "--hosts": "hosts"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.install.locations import default_environment
+from npuenv.install.environments import default_environment
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -179,8 +179,7 @@ def programs_for_targets_are_imported_by_nobody() -> None:
 
 # The readers of what others wrote, and programs for targets, which bring nothing of npuenv along.
 READS_JSON = {
-    "npuenv.core.json_input",
-    "npuenv.core.toml_input",
+    "npuenv.core.documents",
     "npuenv.cluster.mesh.remote",
     "npuenv.cluster.remote_agent",
     "npuenv.render.activation_program",
@@ -240,4 +239,4 @@ def test_only_device_py_names_accelerators_in_code() -> None:
 def test_the_picture_would_notice_an_upward_arrow() -> None:
     assert floor_of("npuenv", "npuenv.core.messages") < floor_of("npuenv", "npuenv.cli")
     path = ROOT / "npuenv" / "core" / "messages" / "__init__.py"
-    assert "npuenv.core.toml_input" in imports("npuenv.core.messages", path)
+    assert "npuenv.core.documents" in imports("npuenv.core.messages", path)

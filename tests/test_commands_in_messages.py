@@ -10,7 +10,7 @@ import click
 import pytest
 
 from npuenv.cli import app
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from tests.support.sentences import catalogue
 
 if TYPE_CHECKING:
@@ -94,6 +94,6 @@ def test_the_search_finds_what_does_not_exist(text: str, wrong: str | None) -> N
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_the_readme_says_how_each_extra_is_installed(name: str) -> None:
-    extras = set(load_file(ROOT / "pyproject.toml")["project"]["optional-dependencies"])
+    extras = set(load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"])
     installed = re.findall(r"pip install[^`\n]*'\.\[([\w,-]+)\]'", (ROOT / name).read_text(encoding="utf-8"))
     assert extras == {extra for group in installed for extra in group.split(",")}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         examine,
         images,
         installation,
-        launch_files,
-        lock_forms,
+        launches,
+        locking,
         locks,
         resolution,
         training,
@@ -30,21 +30,19 @@ if TYPE_CHECKING:
     from npuenv.app.fixes import FixOptions, FixResult, fix
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
-    from npuenv.app.job import InstallOptions, InstallResult
-    from npuenv.app.launch_check import PreflightOptions, preflight
-    from npuenv.app.launch_files import render_launch, write_launch
+    from npuenv.app.launches import PreflightOptions, preflight, render_launch, write_launch
+    from npuenv.app.locking import lock_published, verify_locks
     from npuenv.app.locks import LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
-    from npuenv.app.progress import Progress
-    from npuenv.app.published_locks import lock_published, verify_locks
+    from npuenv.app.progress import InstallOptions, InstallResult, Progress
     from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
     from npuenv.app.ray_start import RayStartOptions, start_ray
     from npuenv.app.resolution import ConflictError, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
     from npuenv.bundle.make import BundleOptions
-    from npuenv.lock.request import LockedRequest
+    from npuenv.lock.store import LockedRequest
     from npuenv.preflight.fixing import PreflightResult
     from npuenv.render.container.description import ContainerOptions
     from npuenv.render.launch.generate import LaunchOptions
@@ -84,11 +82,11 @@ __all__ = [
     "images",
     "install",
     "installation",
-    "launch_files",
+    "launches",
     "lock",
-    "lock_forms",
     "lock_published",
     "lock_request",
+    "locking",
     "locks",
     "ping_mesh",
     "preflight",
@@ -118,15 +116,15 @@ _MODULES = {
     "fixes": ("FixOptions", "FixResult", "fix"),
     "images": ("ContainerOptions", "ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
-    "job": ("InstallOptions", "InstallResult"),
-    "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
-    "launch_files": ("LaunchOptions", "render_launch", "write_launch"),
-    "lock_forms": (),
+    "launches": (
+        *("LaunchOptions", "PreflightOptions", "PreflightResult"),
+        *("preflight", "render_launch", "write_launch"),
+    ),
+    "locking": ("lock_published", "verify_locks"),
     "locks": ("LockOptions", "LockedRequest", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
-    "progress": ("Progress",),
-    "published_locks": ("lock_published", "verify_locks"),
+    "progress": ("InstallOptions", "InstallResult", "Progress"),
     "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
     "ray_start": ("RayStartOptions", "start_ray"),
     "resolution": ("ConflictError", "resolve"),

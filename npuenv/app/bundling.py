@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.app import locks, resolution
 from npuenv.app.progress import BundleProgress, Progress
 from npuenv.bundle.fetch import still_to_fetch
+from npuenv.bundle.layout import Manifest, request_values
 from npuenv.bundle.make import (
     BundleOptions,
     BundlePlan,
@@ -18,13 +19,11 @@ from npuenv.bundle.make import (
     make_bundle,
     staging,
 )
-from npuenv.bundle.manifest import Manifest, request_values
 from npuenv.bundle.reader import open_bundle
-from npuenv.bundle.sources import check_sources
-from npuenv.bundle.user_files import check_cann_files, check_python_archive
+from npuenv.bundle.sources import check_cann_files, check_python_archive, check_sources
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.lock.preconditions import require_complete
+from npuenv.lock.checking import require_complete
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npuenv.facts.collect import Facts
-    from npuenv.host.base import Host
+    from npuenv.host import Host
     from npuenv.resolve.types import Stack
 
 
@@ -76,10 +76,10 @@ def _stack_for(stack: Stack, facts: Facts) -> Stack:
     """The stack for a machine's architecture and cards. Raises ConflictError."""
     from npuenv.app import resolution
     from npuenv.matrix import load_matrix
-    from npuenv.resolve.from_host import filled
+    from npuenv.resolve.request import filled_from_host
     from npuenv.resolve.types import Request
 
     request = Request(stack=stack.name)
-    of_host, _ = filled(request, facts, load_matrix())
+    of_host, _ = filled_from_host(request, facts, load_matrix())
     hardware = of_host.hardware if stack.platform.hardware else None
     return resolution.resolve(replace(request, arch=of_host.arch, hardware=hardware, origins=of_host.origins))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npuenv.checks import Finding
     from npuenv.core.errors import ExitCode
     from npuenv.facts.collect import Facts
-    from npuenv.host.base import Host, Looked, Ran
+    from npuenv.host import Host, Looked, Ran
     from npuenv.resolve.types import Stack
 
 FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")

@@ -20,9 +20,9 @@ from npuenv.facts.pip import UvSettings
 from npuenv.host.local import LocalHost, sourced
 from npuenv.host.recorded import load_capture
 from npuenv.host.writing import cannot_save, write_whole
+from npuenv.install.environments import data_folder
 from npuenv.install.executor import Event, ExecutionContext, execute, unmet
-from npuenv.install.locations import data_folder
-from npuenv.install.plan.fix import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
+from npuenv.install.fix_plan import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import FixOutcome
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npuenv.app.examine import DoctorOptions
     from npuenv.checks import Finding
     from npuenv.core.plan import Step
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 Examine = Callable[["Host"], DoctorResult]
 _FIXABLE = (Status.FAIL, Status.WARN)

@@ -15,7 +15,7 @@ from npuenv.render import docker, upstream
 from npuenv.render.base import DOCTOR, IMAGE_FILES, unpinned
 from npuenv.render.container.description import ContainerOptions, describe
 from npuenv.render.container.formats import DOCKERFILE, render_container
-from npuenv.render.writing import write_files
+from npuenv.render.files import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -1,4 +1,7 @@
-"""Installs a stack into an environment of its own, from its lock: `install`; `preview` only plans."""
+"""Installs a stack into an environment of its own, from its lock: `install`; `preview` only plans.
+
+Before the last step the doctor's checks of the packages must pass: `verify_environment`.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +15,35 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.app import locks, resolution
-from npuenv.app.job import InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult
-from npuenv.app.progress import SILENT, Progress
-from npuenv.core.errors import BadInput, NothingFits
+from npuenv.app.examine import FRAMEWORKS
+from npuenv.app.progress import (
+    SILENT,
+    InstallJob,
+    InstallOptions,
+    InstallPreview,
+    InstallRequest,
+    InstallResult,
+    Progress,
+)
+from npuenv.checks import Finding, Status, check_all
+from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message
+from npuenv.facts.collect import collect
 from npuenv.facts.conditions import going_out
 from npuenv.facts.manifest import describe
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
-from npuenv.install import executor
-from npuenv.install.environments import is_complete, points_to, remember
+from npuenv.install import executor, planning
+from npuenv.install.components import Tools
+from npuenv.install.environments import EnvironmentPlace, data_folder, is_complete, points_to, remember, target_for
 from npuenv.install.executor import chosen, unmet
-from npuenv.install.locations import EnvironmentPlace, data_folder, target_for
-from npuenv.install.plan import make
-from npuenv.install.plan.cann_files import cann_steps, with_found_cann
-from npuenv.install.plan.changes import replaced
-from npuenv.install.plan.context import Tools
-from npuenv.install.plan.environment import FINISH, MEND, VERIFY
-from npuenv.install.plan.local_sources import digests_of
-from npuenv.install.plan.make import keep_supplied
-from npuenv.install.plan.prerequisites import Prerequisites
-from npuenv.install.plan.system import look_at_system, system_steps
-from npuenv.install.plan.target import (
+from npuenv.install.planning import FINISH, MEND, VERIFY, keep_supplied, replaced_packages
+from npuenv.install.prerequisites import Prerequisites, cann_steps, look_at_system, system_steps, with_found_cann
+from npuenv.install.target import (
     check_content,
     check_target,
     damage_of,
+    digests_of,
     existing_target,
     find_conda,
     find_python,
@@ -44,15 +51,65 @@ from npuenv.install.plan.target import (
     present_in,
     require_same,
 )
-from npuenv.lock.preconditions import require_complete, require_sources
+from npuenv.lock.checking import require_complete, require_sources
 from npuenv.lock.store import as_locked, for_chip
-from npuenv.lock.wheels import wheels_in_links
+from npuenv.lock.uv import wheels_in_links
 from npuenv.matrix import load_matrix
-from npuenv.render.activation import render_activations
+from npuenv.render.variables import render_activations
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from npuenv.core.plan import Plan
+    from npuenv.host import Host
+
+
+# Areas of checks that an installation answers for, and the groups of facts that they read.
+_CHECKED_AREAS = ("python.", "stack.")
+_CHECKED_GROUPS = frozenset({"python", "cann", "machine"})
+# Of the session and not of the packages: they hold in the shell that sources the activation script.
+_OF_SESSION = ("stack.settings", "stack.cann")
+
+
+def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan: Plan) -> None:
+    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
+
+    Asked before the last step too, because that can be asked for alone.
+    """
+    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
+        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
+    found = failed_checks(host, stack, target.python)
+    if found:
+        said = {"path": target.root, "why": _reasons(found)}
+        hint = {"python": target.python, "stack": stack.name}
+        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
+
+
+def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
+    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
+
+    The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
+    an activated shell only: that they fail here explains which libraries are missing, and is no objection.
+    """
+    needs_cann = bool(stack.cann_root)
+    framework = stack.framework if stack.framework in FRAMEWORKS else None
+    facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_CHECKED_GROUPS)
+    found = check_all(facts, framework=framework, level=1, stack=stack)
+    return tuple(
+        finding for finding in found if finding.status is Status.FAIL and _is_objection(finding.check, needs_cann)
+    )
+
+
+def _is_objection(check: str, needs_cann: bool) -> bool:
+    if not check.startswith(_CHECKED_AREAS) or check in _OF_SESSION or check == "python.made":
+        return False
+    return not (needs_cann and check.endswith("-imports"))
+
+
+def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
+    """A sentence each, with the check that says it."""
+    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
 
 
 def install(request: Request, options: InstallOptions | None = None, progress: Progress = SILENT) -> InstallResult:
@@ -214,7 +271,6 @@ def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
             require_sources(request.stack, request.lock, resolver, only=out)
 
     def verify() -> None:
-        from npuenv.app.verify import verify_environment  # with all checks, for which no plan waits
 
         verify_environment(resolver.host, request.stack, job.target, job.plan)
 
@@ -278,7 +334,7 @@ def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOp
 
 def _planned(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, tools: Tools) -> InstallJob:
     prerequisites = _prerequisites(request, target, options)
-    plan = make.plan_install(
+    plan = planning.plan_install(
         request.stack,
         request.lock,
         target,
@@ -293,7 +349,7 @@ def _planned(request: InstallRequest, target: EnvironmentPlace, options: Install
         *damage_of(host, target),
         *_switched(request, target),
         *prerequisites.notes,
-        *replaced(host, target, plan),
+        *replaced_packages(host, target, plan),
     )
     return InstallJob(request, target, plan, steps, notes)
 

@@ -10,8 +10,7 @@ from npuenv.app.progress import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.lock.request import LockedRequest
-from npuenv.lock.store import find_lock, for_chip, put_lock
+from npuenv.lock.store import LockedRequest, find_lock, for_chip, put_lock
 
 if TYPE_CHECKING:
     from pathlib import Path

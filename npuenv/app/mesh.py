@@ -30,7 +30,7 @@ from npuenv.cluster.ssh import Options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.writing import cannot_save
-from npuenv.install.locations import data_folder
+from npuenv.install.environments import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,15 +13,21 @@ from npuenv.app.progress import NodesProgress
 from npuenv.app.resolution import ConflictError
 from npuenv.bundle.zipapp import content
 from npuenv.cluster import parallel_ssh
-from npuenv.cluster.captures import LIMITS_S, CaptureWriter, collect_captures, load_captures
 from npuenv.cluster.consistency import check_consistency, check_identities
 from npuenv.cluster.consistency.cards import check_card_count
 from npuenv.cluster.inventory import read
+from npuenv.cluster.node_results import (
+    LIMITS_S,
+    CaptureWriter,
+    ClusterReport,
+    NodeReport,
+    collect_captures,
+    load_captures,
+)
 from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_findings
 from npuenv.cluster.ssh import Options, require_config
-from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
@@ -30,10 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.app.examine import DoctorOptions
-    from npuenv.cluster.captures import NodeCapture
     from npuenv.cluster.inventory import Inventory, Node
+    from npuenv.cluster.node_results import NodeCapture
     from npuenv.facts.collect import Facts
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 _NETWORK_LEVEL = 2  # from which on the nodes may use the network
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.cluster import parallel_ssh, ray, ray_status
-from npuenv.cluster.inventory import read
-from npuenv.cluster.nodeset import fold, natural
+from npuenv.cluster.inventory import fold, natural, read
 from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ray import clusters_sharing
 from npuenv.cluster.ssh import Options, require_config

@@ -17,14 +17,12 @@ from npuenv.app.ray_cluster import (
     stop_nodes,
 )
 from npuenv.cluster import parallel_ssh, ray
-from npuenv.cluster.inventory import read
-from npuenv.cluster.nodeset import fold
+from npuenv.cluster.inventory import fold, read
 from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ray import StartConflict, StartFailure, StartPlan, clusters_sharing, state_path
 from npuenv.cluster.ssh import Options, require_config
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.messages import Message
-from npuenv.core.messages.visible import clean
+from npuenv.core.messages import Message, clean
 from npuenv.report.ray_cluster import NodeRow, Picture
 
 if TYPE_CHECKING:

@@ -18,24 +18,23 @@ from npuenv.facts.npu import driver
 from npuenv.facts.npu.driver import visible
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
-from npuenv.install.locations import data_folder
+from npuenv.install.environments import data_folder
 from npuenv.lock.file import COMPLETE
 from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
+from npuenv.resolve import newer_release
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.candidate import by_preference, is_candidate_release
-from npuenv.resolve.from_host import filled, generation
-from npuenv.resolve.names import ARCHITECTURES, checked, in_normal_form
-from npuenv.resolve.newer import newer_release
-from npuenv.resolve.suggestions import command as words_of
+from npuenv.resolve.conflict import command_for as words_of
+from npuenv.resolve.request import ARCHITECTURES, checked, filled_from_host, in_normal_form, with_hardware_of_cards
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.facts.collect import Facts
-    from npuenv.host.base import Host
+    from npuenv.host import Host
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
 
@@ -168,21 +167,21 @@ def for_this_host(request: Request, fields: frozenset[str] = DECIDED) -> Request
     if smi.value is None or not smi.value.cards:
         return request
     matrix = load_matrix()
-    here = generation(replace(request, hardware=None), smi, matrix) if request.hardware is None else request
+    here = with_hardware_of_cards(replace(request, hardware=None), smi, matrix) if request.hardware is None else request
     named = in_normal_form(request, matrix).hardware
-    if named is not None and named != generation(replace(request, hardware=None), smi, matrix).hardware:
+    if named is not None and named != with_hardware_of_cards(replace(request, hardware=None), smi, matrix).hardware:
         return request
     stack = solve(here, matrix)
     if isinstance(stack, Stack) and stack.platform.hardware is None:
         return request
     facts = _facts_of(host)
-    taken, _ = filled(here, facts, matrix, only=fields - {"cann", "driver"} if request.stack else fields)
+    taken, _ = filled_from_host(here, facts, matrix, only=fields - {"cann", "driver"} if request.stack else fields)
     return taken
 
 
 def with_host(request: Request, name: str) -> tuple[Request, tuple[Message, ...]]:
     """The request with what a host decides, and what it does not tell. `this` machine, or a capture file."""
-    return filled(request, _facts_of(_host_named(name)), load_matrix())
+    return filled_from_host(request, _facts_of(_host_named(name)), load_matrix())
 
 
 def num_cards(name: str) -> int | None:

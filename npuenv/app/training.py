@@ -16,12 +16,12 @@ from npuenv.facts.collect import collect
 from npuenv.facts.npu import driver
 from npuenv.host.local import LocalHost
 from npuenv.install.active import Environment, active_environment, environment_at
-from npuenv.install.locations import default_environment
+from npuenv.install.environments import default_environment
 from npuenv.report.smoke import verdict
 from npuenv.smoke import METRICS as METRICS  # the file of a run's records
 from npuenv.smoke import backends
 from npuenv.smoke import head_elsewhere as head_elsewhere
-from npuenv.smoke.record import run_record
+from npuenv.smoke.run import run_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,17 +16,15 @@ from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole
 from npuenv.install import environments as switch
-from npuenv.install.environments import EnvironmentEntry, PackageChange, changes, environments, find
-from npuenv.install.locations import data_folder
+from npuenv.install.environments import EnvironmentEntry, PackageChange, changes, data_folder, environments, find
 from npuenv.lock.file import read_lock, write_lock
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:
-    from npuenv.app.job import InstallJob, InstallOptions, InstallResult
-    from npuenv.app.progress import Progress
-    from npuenv.host.base import Host
+    from npuenv.app.progress import InstallJob, InstallOptions, InstallResult, Progress
+    from npuenv.host import Host
     from npuenv.lock.file import Lock
 
 

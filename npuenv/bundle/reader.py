@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from npuenv.bundle.fetch import failed_by_disk
-from npuenv.bundle.manifest import MANIFEST, MAX_MANIFEST, FileRow, Manifest, mode_of, parse_manifest
+from npuenv.bundle.layout import MANIFEST, MAX_MANIFEST, FileRow, Manifest, mode_of, parse_manifest
 from npuenv.core import versions
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
@@ -25,7 +25,7 @@ from npuenv.lock.file import Lock, read_lock
 from npuenv.lock.store import answers
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve
-from npuenv.resolve.names import checked
+from npuenv.resolve.request import checked
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:

@@ -21,14 +21,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import npuenv
-from npuenv.bundle.fetch import THREADS
-from npuenv.bundle.listing import ReleaseFile, best, list_files
+from npuenv.bundle.fetch import THREADS, ReleaseFile, best_file, list_files
 from npuenv.bundle.zipapp import add_member
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import NothingFits, StepFailed
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import load_file
 from npuenv.lock.store import shipped_folder
-from npuenv.render.template import fill
+from npuenv.render.files import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +57,7 @@ def own_requirements() -> tuple[str, ...]:
     """The run-time requirements of npuenv, without extras."""
     project = _project_file()
     lines = (
-        load_file(project, is_ours=True)["project"]["dependencies"]
+        load_toml(project, is_ours=True)["project"]["dependencies"]
         if project
         else importlib.metadata.requires("npuenv") or ()
     )
@@ -137,7 +136,7 @@ def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> l
         listed = list_files(wanted, platform, resolver, options=("--only-binary", ":all:"))
     tools = []
     for row in listed:
-        offer = best(row.offers, platform)
+        offer = best_file(row.offers, platform)
         if offer is None or not offer.is_wheel:
             args = {"name": row.name, "version": row.version, "platform": platform.tag}
             raise NothingFits(Message("bundle.no-wheel", args), Message("bundle.not-offered-hint"))
@@ -199,7 +198,7 @@ def _metadata() -> str:
 def _project_file() -> Path | None:
     """The project file beside the package in a checkout; None for an installed npuenv."""
     path = Path(npuenv.__file__).parent.parent / "pyproject.toml"
-    is_ours = path.is_file() and load_file(path).get("project", {}).get("name") == "npuenv"
+    is_ours = path.is_file() and load_toml(path).get("project", {}).get("name") == "npuenv"
     return path if is_ours else None
 
 

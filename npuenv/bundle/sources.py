@@ -1,33 +1,39 @@
-"""The components that are built on the target, as archives: from their repositories, else from the index's sdists.
+"""What a bundle takes from elsewhere than an index: components built on the target, and files the user must supply.
 
-`find_source` finds the location and the present commit of a source; `pack_source` makes the archive. The same commit
-gives the same bytes.
+A component comes as an archive from its repository, else as the index's sdist: `find_source` finds the location and the
+present commit, `pack_source` makes the archive. The same commit gives the same bytes.
 """
 
 from __future__ import annotations
 
+import lzma
 import re
 import shutil
+import struct
+import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv.bundle.listing import ReleaseFile, list_files
-from npuenv.bundle.manifest import SourceRow
-from npuenv.bundle.write import write_tar
+from npuenv.bundle.fetch import ReleaseFile, list_files
+from npuenv.bundle.layout import Needed, SourceRow, is_inside, write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, without_secrets
-from npuenv.install.plan.local_sources import ARCHIVES
+from npuenv.install.prerequisites import PARTS, expected_names, parse_cann_file, supplied_parts
+from npuenv.install.target import ARCHIVES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from npuenv.host.base import Ran
+    from npuenv.host import Host, Ran
     from npuenv.lock.uv import Resolver
+    from npuenv.matrix import Matrix
     from npuenv.resolve.types import GitSource, Platform, Stack
+
 
 _ASK_TIMEOUT_S, _CLONE_TIMEOUT_S = 30.0, 3600.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -228,3 +234,81 @@ def check_sources(
         if not (Path(path).is_dir() or (Path(path).is_file() and path.endswith(ARCHIVES))):
             raise BadInput(Message("bundle.no-archive", {"name": name, "path": path, "kinds": ARCHIVES}))
     return sources, absent
+
+
+MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}  # e_machine of ELF, by what `uname -m` says
+_MOST_BYTES = 4 << 30  # of an unpacked Python; one with every test and symbol has 0.5 GiB
+_PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
+
+
+def find_needed(
+    stack: Stack, matrix: Matrix, *, cann_files: Sequence[Path], has_python: bool, left_out: Sequence[str]
+) -> tuple[Needed, ...]:
+    """What the user must have on the target or supply, with sizes if a public source states them.
+
+    `has_python`: the bundle contains an interpreter; `left_out`: sources that it does not contain.
+    """
+    sizes = {row.id: row.size for row in matrix.cann_files}
+    given = {file.part for path in cann_files if (file := parse_cann_file(path.name))}
+    names = zip(PARTS, expected_names(stack))
+    found = [Needed("cann", name, sizes.get(name, 0)) for part, name in names if part not in given]
+    system = matrix.system_row(stack.platform.os or "")
+    if not has_python and (system is None or system.python != stack.platform.python):
+        ships = system.python if system else ""
+        found.append(Needed("python", f"Python {stack.platform.python} ({stack.platform.arch})", detail=ships))
+    found += [Needed("system", name) for name in stack.system_packages]
+    refs = {source.name: f"{source.repo} {source.ref}" for source in stack.git_sources}
+    return (*found, *(Needed("source", name, detail=refs.get(name, "")) for name in left_out))
+
+
+def check_cann_files(host: Host, paths: Sequence[Path], stack: Stack) -> None:
+    """Raises BadInput for a supplied file that an installation of the stack on the target would refuse."""
+    for path in paths:
+        _require_file(path)
+    supplied_parts(host, stack, tuple(map(str, paths)))
+
+
+def check_python_archive(path: Path, platform: Platform) -> None:
+    """Raises BadInput for an archive without the stack's Python in some `bin` folder, or with one for another machine.
+
+    Such archives hold a complete, relocatable installation.
+    """
+    _require_file(path)
+    args = {"path": str(path), "python": platform.python, "arch": platform.arch}
+    found: dict[str, str] = {}  # version -> machine; "" for a link
+    try:
+        with tarfile.open(path) as archive:
+            size = 0
+            for member in archive:  # a few MB may unpack to terabytes
+                size += member.size + tarfile.BLOCKSIZE
+                if size > _MOST_BYTES:
+                    raise tarfile.TarError(f"> {_MOST_BYTES >> 30} GiB")
+                match = _PYTHON.fullmatch(member.name)
+                if match:
+                    found[match[1]] = found.get(match[1]) or _machine_of(archive, member)
+    except tarfile.ReadError as error:  # its message lists every compression that was tried
+        raise BadInput(Message("bundle.no-tar", args)) from error
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadInput(Message("bundle.bad-python-archive", {**args, "why": str(error)[:200]})) from error
+    if platform.python not in found:
+        raise BadInput(Message("bundle.no-python-inside", {**args, "found": tuple(sorted(found)) or "-"}))
+    if found[platform.python] not in ("", platform.arch):
+        raise BadInput(Message("bundle.python-of-other-arch", {**args, "found": found[platform.python]}))
+
+
+def _machine_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    """The machine of an ELF program; "" for a link, "?" for another file or an unknown machine."""
+    if not member.isreg():
+        return ""
+    content = archive.extractfile(member)
+    head = content.read(20) if content else b""
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return "?"
+    return MACHINES.get(struct.unpack("<H", head[18:20])[0], "?")
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file() or path.stat().st_size == 0:
+        raise BadInput(Message("bundle.no-file", {"path": str(path)}))
+    if not is_inside(path.name):
+        raise BadInput(Message("bundle.odd-name", {"path": str(path)}))

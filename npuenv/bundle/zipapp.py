@@ -43,8 +43,8 @@ PARTS = (
 _REPORTS = {
     f"report/{name}.py"
     for name in (
-        *("advice", "cluster", "cluster_forms", "fix", "matrix", "mesh", "plan", "ray_cluster"),
-        *("launch", "lines", "plots", "preflight", "resolution", "shelf", "smoke"),
+        *("cluster", "fix", "launch", "matrix", "mesh", "plan", "plots"),
+        *("ray_cluster", "resolution", "shelf", "smoke"),
     )
 }
 LEFT_OUT = frozenset({"facts/pip.py", "host/background.py", *_REPORTS})

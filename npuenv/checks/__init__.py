@@ -1,8 +1,37 @@
-"""Declared checks over facts: what is wrong, why, and what fixes it."""
+"""Checks over facts: all of them in order, how they are run and summarised, what `doctor --fix` may run of them.
 
-from npuenv.checks.base import Context, title
-from npuenv.checks.run import by_severity, check_all, exit_code
-from npuenv.core.finding import Finding, Fix, Status
+The order is that in which a person would check: machine, cards, driver, CANN, Python, session, network.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv.checks import machine, ray
+from npuenv.checks.base import Check, CheckResult, Context, skip, title, unknown
+from npuenv.checks.cann import toolkit
+from npuenv.checks.network import hccn, host
+from npuenv.checks.npu import boards, cards, devices, driver
+from npuenv.checks.npu.boards import has_sign_of_cards
+from npuenv.checks.python import CHECKS as PYTHON
+from npuenv.checks.session import settings
+from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence, State
+from npuenv.core.finding import WORST_FIRST, Finding, Fix, Status
+from npuenv.facts.collector import was_asked
+from npuenv.matrix import load_matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from npuenv.facts.collect import Facts
+    from npuenv.facts.python import Python
+    from npuenv.matrix import Matrix
+    from npuenv.resolve.types import Stack
+
 
 __all__ = [
     "Context",
@@ -14,3 +43,191 @@ __all__ = [
     "exit_code",
     "title",
 ]
+
+
+NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS)
+NETWORK = (*hccn.CHECKS, *host.CHECKS)
+CHECKS = (*machine.CHECKS, *NPU, *toolkit.CHECKS, *PYTHON, *settings.STACK, *settings.CHECKS, *NETWORK, *ray.CHECKS)
+
+
+_REQUIREMENT = re.compile(
+    r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[\w,.-]+\])?((?:[=<>!~]=?=?[\w.*+!-]+,?)*)"
+)
+_OF_THE_SYSTEM = ("/usr", "/")  # a Python built into /usr/local, as in the CANN images, is the user's own
+_SWITCHES = frozenset({"-y", "--force-reinstall", "--no-deps", "--upgrade", "-U"})
+_WITH_VALUE = frozenset({"--extra-index-url"})
+# Built for the machine from source, with settings that a plain command lacks.
+_BUILT = frozenset({"vllm", "vllm-ascend", "sgl-kernel-npu", "apex", "megatron-core", "mindspeed"})
+# Their fixes are proposals: they may help one package and break another.
+_JUDGED_BY_A_PERSON = frozenset({"python.requirements", "python.unsupported"})
+_BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # these install a torch of their own unless prevented
+
+
+def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
+    """The fix, marked as automatic with its undo if the rule allows it; else unchanged.
+
+    The undo restores the present versions of the named packages; other packages that an installation added stay.
+    """
+    python = context.python
+    if fix is None or python is None or python.prefix in _OF_THE_SYSTEM or fix.is_automatic or not fix.commands:
+        return fix
+    if fix.is_dangerous or fix.needs_root or check in _JUDGED_BY_A_PERSON:
+        return fix
+    touched: dict[str, None] = {}
+    for argv in fix.commands:
+        names = _packages(argv, python)
+        if names is None:
+            return fix
+        touched.update(dict.fromkeys(names))
+    return replace(fix, is_automatic=True, undo=_undo(fix.commands[0], touched, python))
+
+
+def _packages(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
+    """The packages that a command installs or removes; None for any other command."""
+    head = _head(argv, python)
+    if head is None:
+        return None
+    verb, words = argv[3] if head[0] != "uv" else argv[2], list(argv[len(head) :])
+    names = []
+    while words:
+        word = words.pop(0)
+        if word in _WITH_VALUE and words:
+            words.pop(0)
+        elif word not in _SWITCHES:
+            match = _REQUIREMENT.fullmatch(word)
+            name = re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""
+            if match is None or (verb == "install" and not _is_harmless(name, match[2], argv)):
+                return None
+            names.append(name)
+    return tuple(names) or None
+
+
+def _head(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
+    """The arguments before the options of a pip command for the inspected environment."""
+    for verb in ("install", "uninstall"):
+        for head in ((python.executable, "-m", "pip", verb), ("uv", "pip", verb, "--python", python.executable)):
+            if tuple(argv[: len(head)]) == head:
+                return head
+    return None
+
+
+def _is_harmless(name: str, spec: str, argv: Sequence[str]) -> bool:
+    if name in _BUILT or "None" in spec:  # a version that could not be read
+        return False
+    if name == "torch":  # without a label it is a CUDA build
+        return re.fullmatch(r"==[\w.]+\+cpu", spec) is not None
+    return name not in _BESIDE_TORCH or "--no-deps" in argv
+
+
+def _undo(like: Sequence[str], touched: Mapping[str, None], python: Python) -> tuple[tuple[str, ...], ...]:
+    """The commands that restore the packages, with the same program as `like`."""
+    here = {name: python.distributions[name] for name in touched if name in python.distributions}
+    new = [name for name in touched if name not in here]
+    commands = []
+    for verb, words in (("uninstall", new), ("install", [f"{name}=={version}" for name, version in here.items()])):
+        if not words:
+            continue
+        head: tuple[str, ...] = (python.executable, "-m", "pip", verb)
+        if like[0] == "uv":
+            head = ("uv", "pip", verb, "--python", python.executable)
+        options = ("--no-deps", "--force-reinstall") if verb == "install" else ("-y",) if like[0] != "uv" else ()
+        commands.append((*head, *options, *words))
+    return tuple(commands)
+
+
+_EVIDENCE_AT_MOST = 6
+# Facts that are unknown whenever the first one is, and the check that reports it; the others only refer to it.
+REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
+_OF_CARDS = ("cards.", "devices.", "driver.", "network.")
+
+
+def check_all(
+    facts: Facts,
+    *,
+    framework: str | None = None,
+    level: int = 1,
+    stack: Stack | None = None,
+    matrix: Matrix | None = None,
+    checks: tuple[Check, ...] | None = None,
+) -> tuple[Finding, ...]:
+    """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
+    context = Context(facts, matrix or load_matrix(), framework, stack)
+    asked = checks or CHECKS
+    here = {check.id for check in asked}
+    owners = {fact: check for fact, check in REPORTED_BY.items() if check in here}
+    return tuple(_finding(check, _judge(check, context, level, owners), context) for check in asked)
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Failures first, then unknowns, warnings, the rest; within each in the order of declaration."""
+    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.status))
+
+
+def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:
+    """1 if anything fails; else 3 if a check that the framework requires is unknown; else 0.
+
+    Without a framework, any framework's requirements of the cards and their tools count; without cards they are
+    skipped.
+    """
+    required = {
+        check.id
+        for check in CHECKS
+        if framework in check.required_for
+        or (framework is None and check.required_for and check.id.startswith(_OF_CARDS))
+    }
+    statuses = [(finding.status, finding.check) for finding in findings]
+    if any(status is Status.FAIL for status, _ in statuses):
+        return ExitCode.PROBLEMS
+    if any(status is Status.UNKNOWN and check in required for status, check in statuses):
+        return ExitCode.UNKNOWN
+    return ExitCode.FINE
+
+
+def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> CheckResult:
+    if check.is_about_cards and context.framework == "cpu":
+        return skip("skip-cpu")
+    if check.is_about_cards and not has_sign_of_cards(context.facts):
+        return skip("skip-no-card")
+    if level < check.level:
+        return skip("skip-level", level=check.level)
+    if check.is_between_nodes and not context.spans_nodes:
+        return skip("network.one-node")
+    facts = [context.facts.at(name) for name in check.reads]
+    left_out = [fact for fact in facts if not was_asked(fact)]
+    if left_out:
+        return skip("skip-level", level=left_out[0].evidence[0].line.rpartition(" ")[2])
+    blind = [name for name, fact in zip(check.reads, facts) if fact.state is State.UNKNOWN]
+    if blind:
+        cause = next((owner for name in blind if (owner := _owner(context.facts, name, owners))), None)
+        if cause is not None and cause != check.id:
+            return skip("because", cause=cause)
+        return unknown("unknown-input", *_evidence(context.facts, blind), facts=tuple(blind))
+    try:
+        return check.judge(context)
+    except Exception as error:  # a bug in a check must not hide the findings of the others
+        location = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{type(error).__name__}: {error} ({location.name}, line {location.lineno})"
+        return unknown("crashed", Evidence(check.id, line), check=check.id)
+
+
+def _owner(facts: Facts, name: str, owners: Mapping[str, str]) -> str | None:
+    """The check that reports why a fact is unknown: that of the fact itself, or of one with the same evidence."""
+    here = facts.at(name)
+    for fact, check in owners.items():
+        first = facts.at(fact)
+        if first.state is State.UNKNOWN and (name == fact or (first.evidence and here.evidence == first.evidence)):
+            return check
+    return None
+
+
+def _finding(check: Check, verdict: CheckResult, context: Context) -> Finding:
+    evidence = verdict.evidence or _evidence(context.facts, check.reads)
+    if verdict.status is Status.SKIP:
+        evidence = verdict.evidence
+    fix = mark_automatic(verdict.fix, context, check.id)
+    return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, fix)
+
+
+def _evidence(facts: Facts, names: Iterable[str]) -> tuple[Evidence, ...]:
+    lines = [item for name in names for item in facts.at(name).evidence if item.line]
+    return tuple(dict.fromkeys(lines))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npuenv.core.plan import Condition
     from npuenv.facts.cann.toolkit import Cann
     from npuenv.facts.collect import Facts
-    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python import Python
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 

@@ -8,12 +8,11 @@ from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for,
 from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.variables import NOSET
 from npuenv.core.fact import Evidence
-from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisfiable_demand
+from npuenv.facts.ray import ClusterStatus, Lack, StatusRefusal, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
-    from npuenv.facts.ray import RaySession
-    from npuenv.facts.ray.status import Demand, UnsatisfiableDemand
+    from npuenv.facts.ray import Demand, RaySession, UnsatisfiableDemand
 
 _FALSE_VALUES = ("0", "false", "no", "off")
 # /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.

@@ -29,6 +29,6 @@ def _interrupted_at_start() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    from npuenv.terminal.entry import report_interrupt
+    from npuenv.terminal.run import report_interrupt
 
     return report_interrupt(None)

@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 from npuenv import __version__
-from npuenv.cli.common import Stop
-from npuenv.cli.help import HelpfulGroup
+from npuenv.cli.common import HelpfulGroup, Stop
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
-from npuenv.terminal.entry import run_command
+from npuenv.terminal.run import run_command
 
 # In the order of `npuenv --help`: the main path first, then what belongs to it.
 _COMMANDS = {

@@ -11,10 +11,8 @@ import click
 
 from npuenv import app
 from npuenv.app.progress import BundleProgress
-from npuenv.cli.common import Ui, absolute, common_options, request_options
-from npuenv.cli.help import HelpfulCommand
-from npuenv.cli.progress import DownloadBar, StepProgress
-from npuenv.cli.prompt import confirm
+from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options, request_options
+from npuenv.cli.progress import DownloadBar, StepProgress, confirm
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 
     from npuenv.app import BundleResult
     from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.layout import Needed
     from npuenv.bundle.make import BundlePlan
-    from npuenv.bundle.manifest import Needed
     from npuenv.resolve.types import Request
 
 _FILE = click.Path(path_type=Path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from npuenv.cli.help import HelpfulGroup
+from npuenv.cli.common import HelpfulGroup
 
 _COMMANDS = {
     "up": ("cluster_ray:up", "Start Ray on all nodes: first the head, then the others one by one"),

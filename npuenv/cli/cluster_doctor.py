@@ -15,7 +15,7 @@ from npuenv.cli.progress import CountBar, StepProgress, report_pending
 from npuenv.cluster.ssh import describe_failure
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.report import cluster, cluster_forms
+from npuenv.report import cluster
 from npuenv.report.doctor import Scope
 from npuenv.report.terminal import Manner
 from npuenv.terminal.output import as_json, page_of, require_writable, write_output
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.app import ConflictError
-    from npuenv.cluster.captures import NodeCapture
-    from npuenv.cluster.summary import ClusterReport
+    from npuenv.cluster.node_results import ClusterReport, NodeCapture
     from npuenv.terminal.options import DoctorCommand
-    from npuenv.terminal.ui import Ui
+    from npuenv.terminal.run import Ui
 
 
 def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
@@ -76,4 +75,4 @@ def _render(ui: Ui, command: DoctorCommand, report: ClusterReport) -> str:
     if command.format == "json":
         scope = Scope(command.level, command.framework, command.stack)
         return as_json(cluster.document(report, scope, ui.lang), is_to_stdout=command.out in (None, "-"))
-    return cluster_forms.formed(command.format, report, lang=ui.lang, again=command.again)
+    return cluster.formed(command.format, report, lang=ui.lang, again=command.again)

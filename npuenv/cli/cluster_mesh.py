@@ -13,10 +13,8 @@ import click
 
 from npuenv.app.mesh import PARALLEL, MeshOptions, ping_mesh
 from npuenv.app.progress import MeshProgress
-from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import HelpfulCommand
-from npuenv.cli.progress import ProgressBar, StepProgress, report_pending
-from npuenv.cli.prompt import confirm
+from npuenv.cli.common import HelpfulCommand, Ui, common_options
+from npuenv.cli.progress import ProgressBar, StepProgress, confirm, report_pending
 from npuenv.cluster.mesh import FULL, SAMPLED
 from npuenv.cluster.mesh.document import document
 from npuenv.cluster.mesh.running import LIMIT_S

@@ -9,8 +9,7 @@ import click
 
 from npuenv.app.ray_cluster import RayOptions, ray_nodes_status, stop_ray
 from npuenv.app.ray_start import RayStartOptions, start_ray
-from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options
 from npuenv.cli.progress import report_pending
 from npuenv.core.errors import ExitCode
 from npuenv.report.ray_cluster import document, lines, refused_document, refused_lines

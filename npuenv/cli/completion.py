@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_NPUENV_COMPLETE"

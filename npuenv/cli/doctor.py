@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app
-from npuenv.cli.common import Ui, common_options, show_conflict, with_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options, show_conflict, with_options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.terminal.options import DOCTOR, DOCTOR_OUTPUT, doctor_command

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import HelpfulGroup
-from npuenv.cli.prompt import confirm
+from npuenv.cli.common import HelpfulGroup, Ui, common_options
+from npuenv.cli.progress import confirm
+from npuenv.core import messages
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.messages import Message, say, visible
+from npuenv.core.messages import Message, say
 from npuenv.facts.manifest import DAMAGED, describe
 from npuenv.host.local import LocalHost
 from npuenv.install.environments import (
     EnvironmentEntry,
     clear,
+    data_folder,
     environments,
     find,
     left_over,
@@ -24,11 +25,10 @@ from npuenv.install.environments import (
     remove,
     size_mib,
 )
-from npuenv.install.locations import data_folder
 from npuenv.lock.uv import find_uv
 
 if TYPE_CHECKING:
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 _WIDE = 10_000  # columns: more than any table here takes
 
@@ -153,7 +153,7 @@ def _row(kept: EnvironmentEntry) -> dict[str, object]:
 
 def _show(text: str) -> None:
     """A line of what files say that anybody may have written."""
-    click.echo(visible.clean(text))
+    click.echo(messages.clean(text))
 
 
 def _table(ui: Ui, found: tuple[EnvironmentEntry, ...]) -> None:
@@ -166,7 +166,7 @@ def _table(ui: Ui, found: tuple[EnvironmentEntry, ...]) -> None:
     for kept in found:
         own = kept.described
         cells = (own.stack, own.lock, *_states(ui, kept), _verified(ui, kept), own.root)
-        table.add_row(*map(visible.clean, cells))
+        table.add_row(*map(messages.clean, cells))
     console = ui.console()
     if console.measure(table, options=console.options.update(width=_WIDE)).maximum <= console.width:
         console.print(table)
@@ -176,7 +176,7 @@ def _table(ui: Ui, found: tuple[EnvironmentEntry, ...]) -> None:
         states = ", ".join(word for word in _states(ui, kept) if word != "-")
         below = (("verified", _verified(ui, kept)), ("root", own.root))
         for line in (f"{own.stack} {own.lock}: {states}", *(f"  {_title(ui, key)}: {text}" for key, text in below)):
-            console.print(visible.clean(line), overflow="ignore", crop=False)
+            console.print(messages.clean(line), overflow="ignore", crop=False)
 
 
 def _states(ui: Ui, kept: EnvironmentEntry) -> tuple[str, str]:

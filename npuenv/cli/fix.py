@@ -11,11 +11,10 @@ import click
 
 from npuenv import app
 from npuenv.app.fixes import FixProgress
-from npuenv.cli.progress import StepProgress
-from npuenv.cli.prompt import confirm
+from npuenv.cli.progress import StepProgress, confirm
 from npuenv.core.messages import Message
 from npuenv.report.fix import fix_document, outcome_lines, plan_lines
-from npuenv.terminal.spinner import Spinner
+from npuenv.terminal.output import Spinner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

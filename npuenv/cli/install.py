@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import Ui, absolute, common_options, options_of, refuse_with, request_options
-from npuenv.cli.help import HelpfulCommand
-from npuenv.cli.progress import StepProgress
-from npuenv.cli.prompt import list_plan, show_changes, tell_notes
+from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options, options_of, refuse_with, request_options
+from npuenv.cli.progress import StepProgress, list_plan, show_changes, tell_notes
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 

@@ -11,8 +11,7 @@ import click
 
 from npuenv import app, report
 from npuenv.app.progress import LocksProgress
-from npuenv.cli.common import Ui, common_options, options_of, refuse_with, request_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options, options_of, refuse_with, request_options
 from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.app import LockedRequest
-    from npuenv.app.lock_forms import InstalledComparison
+    from npuenv.app.locking import InstalledComparison
     from npuenv.lock.file import Lock, LockedPackage
     from npuenv.resolve.types import Request
 
@@ -87,7 +86,7 @@ def command(
     # Progress on stderr: stdout may be the lock.
     found = app.lock_request(request, options, StepProgress(replace(ui, is_json=True)))
     if installed is not None and form != "cyclonedx":
-        return _report_installed(ui, app.lock_forms.compare_installed(installed, found.stack, found.lock), found.lock)
+        return _report_installed(ui, app.locking.compare_installed(installed, found.stack, found.lock), found.lock)
     _give(ui, found, form, bundle or installed, options.out)
     if found.lock.proof and not ui.is_json:
         _show_ways_out(ui, found)
@@ -122,7 +121,7 @@ def _report_installed(ui: Ui, compared: InstalledComparison, lock: Lock) -> int:
 
 
 def _show_ways_out(ui: Ui, found: LockedRequest) -> None:
-    for requirement, overruled in app.lock_forms.ways_out(found):
+    for requirement, overruled in app.locking.ways_out(found):
         args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
         ui.say(Message("locking.way-out", args), err=True)
 
@@ -131,11 +130,11 @@ def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Pat
     """Prints or writes one lock, and says what it lacks. `folder`: what the form reads besides the lock."""
     lock = found.lock
     if out:
-        path = app.lock_forms.put_lock_form(found, form, folder, out)
+        path = app.locking.put_lock_form(found, form, folder, out)
         key = "cli.locked-for-uv" if form == "uv" else "cli.locked"
         ui.say(Message(key, {"path": str(path), "packages": len(lock.packages), "folder": str(out)}))
     elif not ui.is_json:
-        click.echo(app.lock_forms.lock_text(found, form, folder)[1], nl=False)
+        click.echo(app.locking.lock_text(found, form, folder)[1], nl=False)
     if ui.is_json:
         ui.print_json(
             {
@@ -150,7 +149,7 @@ def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Pat
             }
         )
     if found.stack.sources_read is not None:
-        ui.say(report.sources.sources_line(*found.stack.sources_read), err=True)
+        ui.say(report.lines.sources_line(*found.stack.sources_read), err=True)
     for says in (*report.shelf.witnessed(lock), *report.shelf.gaps(lock, found.resolver)):
         ui.say(says, err=True)
 

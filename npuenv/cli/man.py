@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import __version__
-from npuenv.cli.help import HelpfulCommand, first_sentence
+from npuenv.cli.common import HelpfulCommand, first_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import HelpfulGroup
+from npuenv.cli.common import HelpfulGroup, Ui, common_options
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
@@ -16,7 +15,7 @@ from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.maintain.check import check, tables_of
 from npuenv.maintain.contradict import find_contradictions
-from npuenv.maintain.lint.paths import lint_paths
+from npuenv.maintain.lint import lint_paths
 from npuenv.matrix import load_matrix
 from npuenv.report.matrix import Checked, check_json, lint_json, refresh_json, show_check, show_lint
 
@@ -132,8 +131,8 @@ def add_run_command(ui: Ui, *, path: Path, source: str, folder: Path | None) -> 
 
     FILE is a record of `npuenv smoke-train --attest`. Exit codes: 0 printed, 2 not such a record or already there.
     """
-    from npuenv.maintain.public_runs import run_proposal
     from npuenv.maintain.refresh import as_diff
+    from npuenv.maintain.refresh.from_files import run_proposal
 
     matrix = load_matrix(folder)
     day = time.strftime("%Y-%m-%d", time.gmtime())

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from npuenv.bundle.zipapp import build
-from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options
 from npuenv.core.messages import Message
 
 

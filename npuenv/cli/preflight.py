@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
@@ -68,10 +67,10 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
 
 def _report(ui: Ui, result: PreflightResult, form: str) -> None:
     if form == "junit":
-        print(report.preflight.render_junit(result, ui.lang), end="", flush=True)
+        print(report.launch.preflight_junit(result, ui.lang), end="", flush=True)
     elif form == "sarif":
-        ui.print_json(report.preflight.sarif_document(result, ui.lang))
+        ui.print_json(report.launch.preflight_sarif(result, ui.lang))
     elif form == "json":
-        ui.print_json(report.preflight.document(result, ui.lang))
+        ui.print_json(report.launch.preflight_json(result, ui.lang))
     else:
-        report.preflight.show(result, ui.console(), ui.lang, is_quiet=ui.is_quiet)
+        report.launch.show_preflight(result, ui.console(), ui.lang, is_quiet=ui.is_quiet)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app
-from npuenv.cli.common import Command, Ui, common_options, request_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import Command, HelpfulCommand, Ui, common_options, request_options
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options, request_options
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
+    from npuenv.render.files import WrittenFiles
     from npuenv.render.launch.generate import LaunchFiles
-    from npuenv.render.writing import WrittenFiles
     from npuenv.resolve.types import Request
 
 
@@ -57,19 +56,19 @@ def command(
     if request.stack is not None and "=" in request.stack:
         settings = (request.stack, *settings)
         request = replace(request, stack=None)
-    framework = app.launch_files.framework_of(request)
+    framework = app.launches.framework_of(request)
     if is_list:
         return _list(ui, framework)
     if out is None:
         raise BadInput(Message("launch_roll.no-out"), Message("launch_roll.no-out-hint"))
-    options = app.LaunchOptions(overrides=app.launch_files.parse_overrides(settings), **said)
+    options = app.LaunchOptions(overrides=app.launches.parse_overrides(settings), **said)
     host = click.get_current_context().params["host"]
     made = app.render_launch(request, options, StepProgress(ui), host=host, lang=ui.lang)
     is_refused = not (made.fits or force)
-    written = app.launch_files.NOTHING_WRITTEN if is_refused else app.write_launch(made.files, out, is_forced=force)
+    written = app.launches.NOTHING_WRITTEN if is_refused else app.write_launch(made.files, out, is_forced=force)
     code = ExitCode.PROBLEMS if is_refused else ExitCode.FINE
     if ui.is_json:
-        ui.print_json(report.launch.document(made, written, ui.lang, int(code)))
+        ui.print_json(report.launch.files_json(made, written, ui.lang, int(code)))
     else:
         _show(ui, made, written, out, is_refused=is_refused)
     return int(code)
@@ -78,7 +77,7 @@ def command(
 def _list(ui: Ui, framework: str) -> int:
     found = {
         name: about if isinstance(about, str) else say(about, ui.lang)
-        for name, about in app.launch_files.recipes(framework).items()
+        for name, about in app.launches.recipes(framework).items()
     }
     if ui.is_json:
         document = {"schema": "npuenv.launch-recipes/1", "exit": 0, "framework": framework, "recipes": found}
@@ -89,9 +88,9 @@ def _list(ui: Ui, framework: str) -> int:
 
 
 def _show(ui: Ui, made: LaunchFiles, written: WrittenFiles, out: Path, *, is_refused: bool) -> None:
-    for message in report.launch.head(made):
+    for message in report.launch.files_head(made):
         ui.say(message)
-    for message in report.launch.estimate(made, is_whole=is_refused or ui.is_verbose):
+    for message in report.launch.files_estimate(made, is_whole=is_refused or ui.is_verbose):
         ui.say(message, err=is_refused)
     if is_refused:
         ui.say(Message("launch_roll.refused"), err=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options, request_options
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request

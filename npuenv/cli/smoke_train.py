@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import Ui, absolute, common_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.host.writing import write_whole
-from npuenv.terminal.ui import Interrupted, report_error
+from npuenv.terminal.run import Interrupted, report_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

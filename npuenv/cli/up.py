@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import app
-from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.help import HelpfulCommand
+from npuenv.cli.common import HelpfulCommand, Ui, common_options, request_options
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 

@@ -1,4 +1,4 @@
-"""The nodes of a cluster from a text file.
+"""The nodes of a cluster from a text file, and their names and numbers as ranges: `node[01-03,07]`, `3,5-7`.
 
 A line names nodes and what is special about them; `*` stands for all nodes of the file:
 
@@ -12,7 +12,7 @@ A line names nodes and what is special about them; `*` stands for all nodes of t
 The lists of DeepSpeed (`node01 slots=8`) and simple ones of Ansible (`node01 ansible_host=10.0.0.1`, headings in
 brackets, ranges like `node[01:64]`) are read as well. Whatever a line does not say is left to the user's ssh
 configuration; `cards=0` is a node that takes part without cards; `jump=none` leads straight to a node, also where `*`
-or that configuration names a jump host.
+or that configuration names a jump host. An inventory reads what `fold` writes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ import difflib
 import itertools
 import re
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 
 NO_JUMP = "none"  # as in ssh's own configuration
@@ -314,3 +315,64 @@ def _node(line: _Line, name: str, own: Mapping[str, str]) -> Node:
         cards=int(own["cards"]) if "cards" in own else None,
         python=own.get("python"),
     )
+
+
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
+_PARTS = re.compile(r"(\d+)")  # splits into texts (even indexes) and numbers (odd indexes)
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in order. Example: (a, 1), (b, 2), (a, 3) -> {a: [1, 3], b: [2]}."""
+    found: defaultdict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return dict(found)
+
+
+def fold(names: Iterable[str]) -> str:
+    """The names with their numbers as ranges, in natural order, each once; separated by a comma and a blank.
+
+    Names of one shape are folded at the number that leaves the fewest ranges. Leading zeros stay.
+    Example: node07, node01, node02, node03, head -> "head, node[01-03,07]"
+    """
+    split = (_PARTS.split(name) for name in sorted(set(names), key=natural))
+    shapes = grouped((tuple(parts[::2]), parts) for parts in split)
+    return ", ".join(word for shape in shapes.values() for word in _fold_shape(shape))
+
+
+def fold_numbers(numbers: Iterable[int]) -> str:
+    """The numbers as ranges, in order, each once. Example: 7, 3, 5, 6 -> "3,5-7"."""
+    return ",".join(_runs([str(number) for number in sorted(set(numbers))]))
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """A key that sorts node2 before node10. Example: node2 -> ((0, "node"), (2, "2"), (0, ""))."""
+    return tuple((int(part) if at % 2 else 0, part) for at, part in enumerate(_PARTS.split(name)))
+
+
+def _fold_shape(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The folded names of one shape; each row is a name split into texts and numbers."""
+    folded = (_fold_at(rows, at) for at in range(len(rows[0]) - 2, 0, -2))  # the last number first
+    return min(folded, key=len, default=["".join(row) for row in rows])
+
+
+def _fold_at(rows: Sequence[Sequence[str]], at: int) -> list[str]:
+    around = grouped((("".join(row[:at]), "".join(row[at + 1 :])), row[at]) for row in rows)
+    folded = []
+    for (head, tail), numbers in around.items():
+        runs = _runs(numbers)
+        is_single = len(runs) == 1 and "-" not in runs[0]
+        folded.append(f"{head}{runs[0] if is_single else '[' + ','.join(runs) + ']'}{tail}")
+    return folded
+
+
+def _runs(numbers: Sequence[str]) -> list[str]:
+    """Consecutive numbers as FIRST-LAST; the numbers are sorted and may have leading zeros."""
+    runs: list[list[str]] = []
+    for number in numbers:
+        if runs and number == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][0])):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_line, failure_of
-from npuenv.core.json_input import JsonError, loads
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.facts.target import text
 from npuenv.host.local import end_group, undisturbed
 
@@ -444,7 +444,7 @@ def parse_answer(out: bytes) -> Mapping[str, Any] | None:
     for line in reversed(out.splitlines()):
         if line.startswith(ANSWER_MARK):
             try:
-                found = loads(line[len(ANSWER_MARK) :])
+                found = parse_json(line[len(ANSWER_MARK) :])
             except JsonError:
                 return None
             return found if isinstance(found, dict) else None

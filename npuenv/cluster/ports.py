@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.consistency.findings import finding, join, message, too_few_nodes, with_unknown
+from npuenv.cluster.inventory import fold, fold_numbers, grouped
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
-from npuenv.cluster.nodeset import fold, fold_numbers, grouped
 from npuenv.cluster.parallel_ssh import run_program
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
@@ -26,7 +26,7 @@ from npuenv.matrix import load_matrix
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from npuenv.cluster.consistency.values import NodeIdentity
+    from npuenv.cluster.consistency.findings import NodeIdentity
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import Transport
     from npuenv.core.messages import Message

@@ -11,10 +11,16 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.consistency.findings import finding, message, too_few_nodes, with_unknown
-from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, names_to_resolve
-from npuenv.cluster.inventory import Node
-from npuenv.cluster.nodeset import fold
+from npuenv.cluster.consistency.findings import (
+    ClockOffset,
+    NodeIdentity,
+    finding,
+    message,
+    names_to_resolve,
+    too_few_nodes,
+    with_unknown,
+)
+from npuenv.cluster.inventory import Node, fold
 from npuenv.cluster.parallel_ssh import ProbeResult, Transport, run_program
 from npuenv.cluster.ports import probe_ports
 from npuenv.core.fact import Evidence

@@ -1,7 +1,7 @@
 """Ray on the nodes of an inventory: started node by node, queried, stopped, and the record of what was started.
 
 Only what was started and recorded (one file for each inventory) is ever stopped. A Ray that already runs is left alone.
-The scripts that start a node are those of `npuenv.render.launch.ray`.
+The scripts that start a node are those of `npuenv.render.variables`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.inventory import NO_JUMP, Node
-from npuenv.cluster.nodeset import grouped
+from npuenv.cluster.inventory import NO_JUMP, Node, grouped
 from npuenv.cluster.parallel_ssh import ProbeResult, run_program
+from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput
-from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
 from npuenv.host.writing import cannot_save, write_whole
-from npuenv.install.locations import data_folder
+from npuenv.install.environments import data_folder
 from npuenv.preflight.memory.types import Cards
-from npuenv.render.launch.ray import FILES, render_ray
+from npuenv.render.variables import RAY_FILES, render_ray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,7 +128,7 @@ def save(cluster: Cluster, path: Path) -> None:
 def load(path: Path) -> Cluster | None:
     """The recorded cluster; None without a record. Raises BadInput for an invalid one."""
     try:
-        document = load_file(path)
+        document = load_json(path)
         if document["schema"] != SCHEMA:
             raise ValueError(document["schema"])
         started = tuple(_started(row) for row in document["started"])
@@ -339,7 +338,7 @@ def _start(plan: StartPlan, started: StartedNode, transport: Transport) -> Start
     request = {
         **{"do": "start", "ray": plan.ray, "script": script, "mark": started.mark},
         **{"address": plan.address or plan.nodes[0].address, "is_multi_node": len(plan.nodes) > 1},
-        **{"files": {name: files[name] for name in FILES}, "limit_s": plan.limit_s, "environ": _environ()},
+        **{"files": {name: files[name] for name in RAY_FILES}, "limit_s": plan.limit_s, "environ": _environ()},
     }
     (result,) = _run([started.node], lambda _: request, plan.limit_s, transport)
     answer = result.answer

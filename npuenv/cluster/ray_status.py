@@ -11,19 +11,19 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.nodeset import fold
-from npuenv.core.json_input import loads
+from npuenv.cluster.inventory import fold
+from npuenv.core.documents import parse_json
 from npuenv.core.messages import Message
-from npuenv.facts.ray import status as ray_status
-from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, StatusTrouble, unsatisfiable_demand
-from npuenv.host.base import Ran
+from npuenv.facts import ray as ray_status
+from npuenv.facts.ray import ClusterStatus, Lack, StatusRefusal, StatusTrouble, unsatisfiable_demand
+from npuenv.host import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from npuenv.cluster.parallel_ssh import ProbeResult
     from npuenv.cluster.ray import Cluster
-    from npuenv.facts.ray.status import Demand
+    from npuenv.facts.ray import Demand
 
 _MARK = "RAY-NODES "
 _LEFT = "RAY-LEFT "
@@ -218,7 +218,7 @@ def _parse_table(answer: Mapping[str, Any] | None, limit_s: float) -> ClusterSta
     if answer is None:
         return StatusTrouble(StatusRefusal.TIMEOUT, "")
     ran = Ran(("ray", "status"), answer["code"], str(answer["out"]), str(answer["err"]), bool(answer["timed_out"]))
-    fact = ray_status.read(ran, limit_s)
+    fact = ray_status.read_status(ran, limit_s)
     return fact.value if fact.value is not None else fact.evidence[0].line
 
 
@@ -244,7 +244,7 @@ def _marked(answer: Mapping[str, Any] | None, mark: str) -> Any:
     line = next((line for line in str((answer or {}).get("out", "")).splitlines() if line.startswith(mark)), None)
     if line is None:
         raise ValueError(mark)
-    return loads(line[len(mark) :])
+    return parse_json(line[len(mark) :])
 
 
 def _node(row: Mapping[str, Any]) -> RayNode:

@@ -1,7 +1,7 @@
 """Runs the doctor on a node for one capture, and leaves neither files nor processes behind, whether the doctor ends,
 dies or takes too long, or the connection is closed.
 
-It is sent as text to whatever Python the node has (`npuenv.cluster.captures`). So it is written in the grammar of
+It is sent as text to whatever Python the node has (`npuenv.cluster.node_results`). So it is written in the grammar of
 Python 2 as well, and reports by itself if that Python is too old.
 
 Input: a line of JSON with limit_s, size, words; then a program of `size` bytes; then it stays open.

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.core.messages.visible import escaped
+from npuenv.core.messages import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,19 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import ExitCode
-from npuenv.diagnose.boilerplate import drop_boilerplate
-from npuenv.diagnose.compatibility import model_signs, version_signs
-from npuenv.diagnose.fix_commands import fix_commands
-from npuenv.diagnose.log_prefixes import strip_prefixes
-from npuenv.diagnose.machine import read_machine
-from npuenv.diagnose.match import MatchContext, match
-from npuenv.diagnose.outcome import outcome_signs
+from npuenv.diagnose.compatibility import fix_commands, model_signs, version_signs
+from npuenv.diagnose.machine import read_codes, read_docker, read_environ, read_machine
+from npuenv.diagnose.outcome import outcome_signs, role_signs
 from npuenv.diagnose.packages import read_packages
-from npuenv.diagnose.rank import observations, rank, verdict, with_discriminators
-from npuenv.diagnose.role import role_signs
-from npuenv.diagnose.search import Text
-from npuenv.diagnose.session import read_codes, read_docker, read_environ
+from npuenv.diagnose.ranking import MatchContext, match, observations, rank, verdict, with_discriminators
 from npuenv.diagnose.signals import machine_signs
+from npuenv.diagnose.text import Text, drop_boilerplate, strip_prefixes
 from npuenv.diagnose.types import Cause, Diagnosis, Observation, ReportFacts, Sighting, Verdict
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.error_patterns import ErrorPatterns, load_error_patterns

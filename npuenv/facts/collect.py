@@ -17,14 +17,13 @@ from npuenv.facts.hccn import HccnFacts
 from npuenv.facts.machine import MachineFacts
 from npuenv.facts.network import NetworkFacts
 from npuenv.facts.npu import NpuFacts
-from npuenv.facts.python import PythonFacts, find_python
-from npuenv.facts.python.interpreter import choose
+from npuenv.facts.python import PythonFacts, choose, find_python
 from npuenv.facts.ray import RayFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 # In the order of reading.
 GROUPS: dict[str, type[FactGroup]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.host.base import Host, Looked, NotRecorded, PathState, Ran
+from npuenv.host import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.builtin import is_answered
 
 if TYPE_CHECKING:

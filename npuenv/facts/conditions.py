@@ -27,13 +27,13 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.core.json_input import JsonError, loads
 from npuenv.facts import cann
 from npuenv.facts.cann import toolkit
 from npuenv.facts.collector import first_line, made_of, why_failed
 from npuenv.facts.manifest import VERIFIED
-from npuenv.host.base import Host, PathState, Ran
+from npuenv.host import Host, PathState, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
 def _object(text: str, *evidence: Evidence) -> Fact[dict[str, Any]] | None:
     """The object of a JSON text; None for another text."""
     try:
-        found = loads(text)
+        found = parse_json(text)
     except JsonError:
         return None
     return known(found, *evidence) if isinstance(found, dict) else None

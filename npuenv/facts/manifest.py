@@ -10,11 +10,11 @@ import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core import json_input as _json
+from npuenv.core import documents as _json
+from npuenv.core.documents import TomlError, parse_toml
 from npuenv.core.fact import Evidence, Fact, absent, known
 from npuenv.core.seal import is_sealed
-from npuenv.core.toml_input import TomlError, loads
-from npuenv.host.base import Host, PathState
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -189,7 +189,7 @@ def _locked(host: Host, root: str) -> dict[str, Any]:
     """The same from the lock that an installation keeps; which one it is, by its hash, it does not say."""
     looked = host.look(posixpath.join(root, LOCK))
     try:
-        table = loads(looked.text) if looked.state is PathState.FILE else {}
+        table = parse_toml(looked.text) if looked.state is PathState.FILE else {}
     except TomlError:
         return {}
     values = {name: table.get(name) for name in ("stack", "platform")}
@@ -211,7 +211,7 @@ def _document(host: Host, path: str) -> dict[str, Any]:
     if looked.state is not PathState.FILE:
         return {}
     try:
-        value = _json.loads(looked.text)
+        value = _json.parse_json(looked.text)
     except _json.JsonError:
         return {}
     return value if isinstance(value, dict) else {}

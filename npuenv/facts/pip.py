@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from npuenv.core.messages import Message
-from npuenv.host.base import Host, PathState
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

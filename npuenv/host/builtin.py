@@ -13,7 +13,7 @@ import platform
 import time
 from typing import TYPE_CHECKING
 
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,8 +15,7 @@ import stat
 import time
 from typing import IO, TYPE_CHECKING
 
-from npuenv.host import builtin
-from npuenv.host.base import Host, Looked, PathState, Ran
+from npuenv.host import Host, Looked, PathState, Ran, builtin
 
 if TYPE_CHECKING:
     import selectors

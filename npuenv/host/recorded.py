@@ -14,10 +14,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
+from npuenv.core.documents import JsonError, load_json, parse_json
 from npuenv.core.errors import BadInput
-from npuenv.core.json_input import JsonError, load_file, loads
 from npuenv.core.messages import Message
-from npuenv.host.base import Host, Looked, NotRecorded, PathState, Ran
+from npuenv.host import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.redact import Redactor
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RecordingHost:
         before, mark, rest = text.partition(_ANSWER)
         line, end, after = rest.partition("\n")
         try:
-            document = loads(line, has_nan=True) if mark else None
+            document = parse_json(line, has_nan=True) if mark else None
         except JsonError:
             document = None
         if document is None:
@@ -183,7 +183,7 @@ class RecordedHost:
 def load_capture(path: Path) -> RecordedHost:
     """The host of a capture file. Raises: BadInput with the file and, if known, the line and column."""
     try:
-        return _host_of(load_file(path), path)
+        return _host_of(load_json(path), path)
     except OSError as error:
         raise _bad(path, Message("host.unreadable", {"why": error.strerror or str(error)})) from error
     except JsonError as error:
@@ -193,7 +193,7 @@ def load_capture(path: Path) -> RecordedHost:
 def parse_capture(text: str, path: Path) -> RecordedHost:
     """The host of a capture's text; `path` is named in errors. Raises: BadInput."""
     try:
-        return _host_of(loads(text), path)
+        return _host_of(parse_json(text), path)
     except JsonError as error:
         raise _bad(path, Message("host.not-json", {"why": str(error)})) from error
 

@@ -19,8 +19,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.documents import JsonError, parse_json_at
 from npuenv.core.errors import BadInput
-from npuenv.core.json_input import JsonError, loads_from
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _object_around(text: str, mark: int, after: int) -> tuple[int, int, dict[str
     starts = [match.start(1) for match in _OBJECT.finditer(text, after, mark)]
     for start in starts[-_OBJECTS_TRIED:]:
         try:
-            document, end = loads_from(text, start)
+            document, end = parse_json_at(text, start)
         except JsonError:
             continue  # another text that begins with a brace
         if end > mark and ("findings" in document or "runs" in document):

@@ -1,29 +1,307 @@
-"""Reads the package indexes of pip's settings.
+"""Reads the package indexes of pip's settings, and URLs the way pip does, with size and time limits.
 
-Pages are parsed by `pypi-simple`, which is an optional requirement. If pip has no index configured, the library's
-default, which is pip's, is used.
+Uses pip's certificates, trusted hosts, proxies and credentials. URLs may be `file://` URLs or paths. Nothing is
+retried: a refresh can be run again. Pages are parsed by `pypi-simple`, which is an optional requirement. If pip has no
+index configured, the library's default, which is pip's, is used.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
+import tempfile
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.version import Version
 
-from npuenv.core.errors import CannotTell
-from npuenv.core.json_input import loads
+from npuenv.core.documents import parse_json
+from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message
 from npuenv.facts.pip import local_folder, without_secrets
-from npuenv.index.archive import sdist_texts, wheel_metadata
-from npuenv.index.fetch import Bounds, Fetch, ResponseInfo, library, no_answer
-from npuenv.index.metadata import Unreadable
+from npuenv.index.metadata import Unreadable, sdist_texts, wheel_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from npuenv.facts.pip import PipSettings
+
+
+_CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The limits of one request."""
+
+    size: int  # bytes
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits of a run."""
+
+    page: RequestLimits = RequestLimits(64 * 1024**2, 60.0)  # the largest page requested has 0.5 MB
+    archive: RequestLimits = RequestLimits(512 * 1024**2, 600.0)  # vllm 0.30.0's sdist has 42 MB
+    wait_s: float = 15.0  # without any response; pip's own `timeout` replaces it
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseInfo:
+    """The metadata of a response."""
+
+    url: str  # after redirections
+    content_type: str = "text/html"
+    whole_size: int = 0  # bytes of the complete file if the content is a part of it; 0: the content is complete
+
+
+class Fetch:
+    """A session with pip's settings. Every method raises: CannotTell, or Unreadable for more than the limit."""
+
+    def __init__(self, settings: PipSettings, bounds: Bounds) -> None:
+        import requests
+
+        self._session: Any = requests.Session()
+        self._options: dict[str, Any] = {
+            "timeout": _wait_s(settings, bounds),
+            "verify": settings.cert.value if settings.cert else None,
+            "cert": settings.client_cert.value if settings.client_cert else None,
+            "auth": _auth_for(settings),
+        }
+        trusted = _trusted(settings)
+        if trusted:
+            self._session.mount("https://", _adapter(trusted))
+        if settings.proxy:  # as in pip, its own proxy overrides the environment's
+            address = settings.proxy.value if "://" in settings.proxy.value else f"http://{settings.proxy.value}"
+            self._session.trust_env = False
+            self._session.proxies = {"http": address, "https": address}
+
+    def close(self) -> None:
+        self._session.close()
+
+    def read(
+        self, url: str, limit: RequestLimits, headers: dict[str, str] | None = None
+    ) -> tuple[bytes, ResponseInfo] | None:
+        """The content of a URL; None if it does not exist."""
+        kept = io.BytesIO()
+        answer = self._copy(url, kept, limit, headers)
+        return (kept.getvalue(), answer) if answer else None
+
+    def whole(self, url: str, limit: RequestLimits, sha256: str) -> IO[bytes]:
+        """A file, as a temporary one. Raises also: Unreadable if its hash is not `sha256`."""
+        return self._download(url, limit, sha256, None)[0]
+
+    def seekable(self, url: str, limit: RequestLimits, part_limit: RequestLimits, sha256: str) -> IO[bytes]:
+        """A file of which only the parts that are read are fetched, if the server supports ranges; else the complete
+        file.
+        """
+        whole, answer = self._download(url, limit, sha256, {"Range": "bytes=0-0"})
+        if not answer.whole_size:
+            return whole
+        whole.close()
+        return io.BufferedReader(_Parts(self, url, answer.whole_size, part_limit), _CHUNK)
+
+    def _download(
+        self, url: str, limit: RequestLimits, sha256: str, headers: dict[str, str] | None
+    ) -> tuple[IO[bytes], ResponseInfo]:
+        kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        try:
+            answer = self._copy(url, kept, limit, headers)
+            if answer is None:
+                raise no_answer(url, "404")
+            kept.seek(0)
+            if sha256 and not answer.whole_size and _sha256(kept) != sha256:
+                raise Unreadable(f"sha256 of {without_secrets(url)}")
+            kept.seek(0)
+        except BaseException:
+            kept.close()
+            raise
+        return kept, answer
+
+    def _copy(
+        self, url: str, target: IO[bytes], limit: RequestLimits, headers: dict[str, str] | None
+    ) -> ResponseInfo | None:
+        folder = local_folder(url)
+        if folder is not None:
+            return _copy_file(Path(folder), url, target, limit)
+        import requests
+        import urllib3
+
+        try:
+            with self._session.get(url, headers=headers or {}, stream=True, **self._options) as response:
+                if response.status_code in (404, 410):
+                    return None
+                response.raise_for_status()
+                _pour(_pieces(response, url, limit.time_s), url, target, limit)
+                kind = str(response.headers.get("Content-Type", "text/html"))
+                return ResponseInfo(str(response.url), kind, _whole_size(response))
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise no_answer(url, innermost_error(error)) from error
+
+
+class _Parts(io.RawIOBase):
+    """A file object over a server that supports ranges."""
+
+    def __init__(self, fetch: Fetch, url: str, size: int, limit: RequestLimits) -> None:
+        self._fetch, self._url, self._size, self._limit = fetch, url, size, limit
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._at)
+        if wanted <= 0:
+            return 0
+        span = {"Range": f"bytes={self._at}-{self._at + wanted - 1}"}
+        found = self._fetch.read(self._url, RequestLimits(wanted, self._limit.time_s), span)
+        data = found[0] if found else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def library() -> Any:
+    """The module `pypi_simple`. Raises: BadInput if it is not installed."""
+    try:
+        import pypi_simple
+    except ImportError as error:
+        raise BadInput(
+            Message("refresh.no-library", {"library": "pypi-simple"}),
+            Message("refresh.hint-library", {"command": "python -m pip install 'pypi-simple>=1.6'"}),
+        ) from error
+    return pypi_simple
+
+
+def no_answer(url: str, why: str) -> CannotTell:
+    """The error for an index without a usable response; neither part of it shows credentials."""
+    return CannotTell(
+        Message("refresh.no-answer", {"index": without_secrets(url), "why": without_secrets(why)[:300]}),
+        Message("refresh.hint-index"),
+    )
+
+
+def innermost_error(error: Exception) -> str:
+    """The innermost message of a chain of errors: "[Errno 111] Connection refused"."""
+    found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
+    return found[-1] if found else f"{type(error).__name__}: {error}"
+
+
+def _pieces(response: Any, url: str, limit_s: float) -> Iterator[bytes]:
+    """The content as it arrives. `read1` does not wait for a full chunk, so that a slow server cannot exceed the time
+    limit.
+    """
+    until = time.monotonic() + limit_s
+    while piece := response.raw.read1(_CHUNK, decode_content=True):
+        if time.monotonic() > until:
+            raise no_answer(url, f"> {limit_s:g} s")
+        yield piece
+
+
+def _copy_file(path: Path, url: str, target: IO[bytes], limit: RequestLimits) -> ResponseInfo | None:
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as source:
+            _pour(iter(lambda: source.read(_CHUNK), b""), url, target, limit)
+    except OSError as error:
+        raise no_answer(url, innermost_error(error)) from error
+    return ResponseInfo(url)
+
+
+def _pour(pieces: Iterator[bytes], url: str, target: IO[bytes], limit: RequestLimits) -> None:
+    taken = 0
+    for piece in pieces:
+        taken += len(piece)
+        if taken > limit.size:
+            raise Unreadable(f"{without_secrets(url)}: > {limit.size} bytes")
+        target.write(piece)
+
+
+def _auth_for(settings: PipSettings) -> Callable[[Any], Any] | None:
+    """Adds the credentials of an index to requests for that host only; None if no index has any."""
+    import requests
+
+    known = {}
+    for location in (settings.index_url, *settings.extra_index_urls):
+        parts = urlsplit(location.value) if location else None
+        if parts is not None and parts.username is not None:
+            known[(parts.hostname, parts.port)] = unquote(parts.username), unquote(parts.password or "")
+
+    def add(request: Any) -> Any:
+        parts = urlsplit(request.url)
+        pair = known.get((parts.hostname, parts.port))
+        return requests.auth.HTTPBasicAuth(*pair)(request) if pair else request
+
+    return add if known else None
+
+
+def _trusted(settings: PipSettings) -> frozenset[tuple[str, int | None]]:
+    """Host and port of each of pip's trusted hosts; the port is None if any counts. Invalid hosts are left out."""
+    found = set()
+    for item in settings.trusted_hosts:
+        is_bare_ipv6 = item.value.count(":") >= 2 and not set("[@") & set(item.value)
+        try:
+            parts = urlsplit(f"//[{item.value}]" if is_bare_ipv6 else f"//{item.value}")
+            pair = parts.hostname, parts.port
+        except ValueError:
+            continue
+        if pair[0] is not None:
+            found.add((pair[0], pair[1]))
+    return frozenset(found)
+
+
+def _adapter(trusted: frozenset[tuple[str, int | None]]) -> Any:
+    """Skips certificate checks for those hosts and keeps them for all others, redirections included."""
+    import requests
+    import urllib3
+
+    class Adapter(requests.adapters.HTTPAdapter):
+        def send(self, request: Any, *args: Any, **options: Any) -> Any:
+            parts = urlsplit(request.url)
+            if {(parts.hostname, parts.port), (parts.hostname, None)} & trusted:
+                options["verify"] = False
+            return super().send(request, *args, **options)
+
+    # The user configured this; a warning for each request would repeat it.
+    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    return Adapter()
+
+
+def _wait_s(settings: PipSettings, bounds: Bounds) -> float:
+    try:
+        stated = float(settings.timeout_s.value) if settings.timeout_s else bounds.wait_s
+    except ValueError:
+        return bounds.wait_s
+    return max(1.0, min(stated, bounds.archive.time_s))
+
+
+def _whole_size(response: Any) -> int:
+    whole = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
+    return int(whole) if response.status_code == 206 and whole.isdigit() else 0
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while piece := stream.read(_CHUNK):
+        digest.update(piece)
+    return digest.hexdigest()
+
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.01"
 
@@ -136,7 +414,7 @@ def _parsed(name: str, content: bytes, answer: ResponseInfo) -> Iterator[IndexFi
 
 
 def _from_json(content: bytes, answer: ResponseInfo) -> list[tuple[Any, str]]:
-    packages = library().ProjectPage.from_json_data(loads(content), answer.url).packages
+    packages = library().ProjectPage.from_json_data(parse_json(content), answer.url).packages
     return [(item, item.upload_time.date().isoformat() if item.upload_time else "") for item in packages]
 
 

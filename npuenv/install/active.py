@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.messages import Message
 from npuenv.facts.manifest import MARKER, describe
-from npuenv.install.environments import CURRENT, environments
-from npuenv.install.locations import data_folder
+from npuenv.install.environments import CURRENT, data_folder, environments
 
 if TYPE_CHECKING:
-    from npuenv.host.base import Host
+    from npuenv.host import Host
     from npuenv.install.environments import EnvironmentEntry
 
 

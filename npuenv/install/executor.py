@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from npuenv.core import json_input as _json
+from npuenv.core import documents as _json
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
 from npuenv.facts.conditions import INSPECTOR, ask
 from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
+from npuenv.host import PathState
 from npuenv.host.background import Running
-from npuenv.host.base import PathState
 from npuenv.host.writing import append_line, claim, write_whole
 from npuenv.install.failures import reason, short, system_error, tail
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from npuenv.core.fact import Fact
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 _POLL_S = 0.05
 _GRACE_S = 1.0
@@ -250,7 +250,7 @@ class _ExclusiveUse:
     def _require_same_lock(self) -> None:
         """Raises BadInput if the environment has another lock than before the wait: the plan no longer applies."""
         texts = [(each.path, each.text) for step in self._plan.steps for each in step.do if isinstance(each, WriteFile)]
-        planned = {_json.loads(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
+        planned = {_json.parse_json(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
         found = describe(self._session.host, self._session.root)
         if found is not None and planned and found.lock not in planned:
             args = {"path": self._session.root, "stack": found.stack, "lock": found.lock}

@@ -100,7 +100,7 @@ def require_hashes(lock: Lock) -> None:
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
-        from npuenv.lock.preconditions import fill_command  # imports the resolver, which no export needs
+        from npuenv.lock.checking import fill_command  # imports the resolver, which no export needs
 
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),

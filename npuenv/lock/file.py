@@ -1,7 +1,10 @@
 """The lock as values and as a file.
 
 A lock names versions, hashes and index labels: no addresses, hosts or clocks, so that it can be committed and compared
-byte for byte. Each table has a seal (see `npuenv.lock.seal`): an edited file is refused with the line number.
+byte for byte. A block is the head of the file or one `[[table]]` with its lines. Its last line is `seal = "..."` over
+the lines before it. The head also holds a digest of the complete file, because removing or moving a table leaves all
+other seals valid. An edited file is refused with the line number. This guards against accidents (a hand edit, a bad
+merge, a damaged disk), not against forgery.
 """
 
 from __future__ import annotations
@@ -10,19 +13,63 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npuenv.core.documents import TomlError, parse_toml, read_bytes
 from npuenv.core.errors import BadInput
-from npuenv.core.files import read_bytes
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import TomlError, loads
-from npuenv.lock.seal import first_flaw, join_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from npuenv.lock.seal import Flaw
+
+SEAL_DIGITS = 8  # one accidental change in four thousand million passes a seal, and none the digest
+
+
+class _Flaw(NamedTuple):
+    """A block whose seal does not match, or the head if only the digest of the file does not."""
+
+    line: int  # its first one, from 1
+    kind: str  # "package"; "" for the head
+    name: str  # the value of its `name` or `requirement`; "" if there is none
+    is_sealed: bool  # its own seal matches: it is the head, and tables were moved or taken away
+
+
+def _with_seals(head: Sequence[str], tables: Sequence[Sequence[str]]) -> str:
+    """The text of a file, with a seal at the end of each block and the digest in the head."""
+    sealed = [_with_seal(lines) for lines in tables]
+    unsigned = _joined([list(head), *sealed])
+    return _joined([_with_seal([*head, f'digest = "{_hex(unsigned)}"']), *sealed])
+
+
+def _first_flaw(text: str) -> _Flaw | None:
+    """The first block of a file that was edited; None if the file is as it was written."""
+    lines = text.split("\n")
+    starts = [0, *(number for number, line in enumerate(lines) if number and line.lstrip().startswith("[["))]
+    blocks = [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    for start, block in zip(starts, blocks, strict=True):
+        if block != [*_with_seal(block[:-2]), ""]:
+            kind = re.match(r"\s*\[\[(.*?)\]\]", block[0])
+            name = re.search(r'^(?:name|requirement) = "(.*)"$', "\n".join(block), re.MULTILINE)
+            return _Flaw(start + 1, kind[1] if kind else "", name[1] if name else "", False)
+    head, *tables = (block[:-1] for block in blocks)
+    content = _joined([[line for line in head[:-1] if not line.startswith("digest = ")], *tables])
+    return None if f'digest = "{_hex(content)}"' in head else _Flaw(1, "", "", True)
+
+
+def _with_seal(lines: Sequence[str]) -> list[str]:
+    return [*lines, f'seal = "{_hex(_joined([lines]))[:SEAL_DIGITS]}"']
+
+
+def _joined(blocks: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+
+
+def _hex(text: str) -> str:
+    # A lone surrogate cannot come from a file read as UTF-8, but may come from a resolver's message.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
 
 DOES_NOT_RESOLVE = "does-not-resolve"
 # 2: each table has a seal. A reader of schema 1 would accept an edited file.
@@ -133,7 +180,7 @@ class Lock:
 
 def write_lock(lock: Lock) -> str:
     """The lock as TOML text, the same for the same lock."""
-    return join_blocks(_head(lock), _tables(lock))
+    return _with_seals(_head(lock), _tables(lock))
 
 
 def read_lock(path: Path) -> Lock:
@@ -153,15 +200,15 @@ def parse_lock(text: str, path: str = "lock") -> Lock:
     match. The content is checked only after the seals.
     """
     try:
-        table = loads(text)
+        table = parse_toml(text)
     except TomlError as error:
         match = re.search(r"at line (\d+)", str(error))
         line = int(match[1]) if match else text.count("\n")
         raise _edited(path, line, Message("lock.no-toml", {"why": str(error)})) from error
     if table.get("schema") == 1 and "seal" not in table:
         raise BadInput(Message("lock.older-form", {"path": path}), Message("lock.renew", _stack_of(table)))
-    if (flaw := first_flaw(text)) is not None:
-        raise _edited(path, flaw.line, _what(flaw), _stack_of(table))
+    if (flaw := _first_flaw(text)) is not None:
+        raise _edited(path, flaw.line, _flaw_message(flaw), _stack_of(table))
     if table.get("schema") != SCHEMA:
         args = {"path": path, "schema": str(table.get("schema")), "known": SCHEMA}
         raise BadInput(Message("lock.other-schema", args))
@@ -213,7 +260,7 @@ def _edited(path: str, line: int, what: Message, stack: Mapping[str, str] | None
     )
 
 
-def _what(flaw: Flaw) -> Message:
+def _flaw_message(flaw: _Flaw) -> Message:
     if flaw.kind:
         return Message("lock.table-changed", {"kind": flaw.kind, "name": flaw.name})
     return Message("lock.tables-moved" if flaw.is_sealed else "lock.head-changed")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import load_file
 from npuenv.core.versions import accepts, exact, normalised, python_version, requirement_name, requirement_spec
 from npuenv.lock.file import Proof
 from npuenv.matrix import load_matrix
@@ -204,4 +204,4 @@ def _override_origin(override: Override, stack: Stack) -> str:
 
 @functools.cache
 def _table(name: str) -> dict[str, Any]:
-    return load_file(Path(__file__).with_name(name), is_ours=True)
+    return load_toml(Path(__file__).with_name(name), is_ours=True)

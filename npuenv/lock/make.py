@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 import npuenv
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import Message, say
-from npuenv.core.toml_input import load_file
 from npuenv.lock.conflict import prove, single_overrides
 from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, ignored_requirements, inputs_of, stand_in_requires
@@ -34,12 +34,14 @@ from npuenv.lock.uv import (
     deciding_line,
     environ,
     is_out_of_reach,
+    platform_tags,
     probe,
     require_reached,
     undated,
+    wheel_fits,
+    wheels_in_links,
     write_inputs,
 )
-from npuenv.lock.wheels import fits, platform_tags, wheels_in_links
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
     from packaging.tags import Tag
 
-    from npuenv.host.base import Ran
+    from npuenv.host import Ran
     from npuenv.matrix.rows import WheelHash
     from npuenv.resolve.types import Pin, Stack
 
@@ -216,7 +218,7 @@ def _resolve(
     if annotated.code != 0:
         return [], annotated
     why, tags = _dependents(annotated.out), platform_tags(inputs.platform)
-    rows = load_file(found)["packages"]
+    rows = load_toml(found)["packages"]
     _warn_of_differences([row for row in rows if row["name"] in supply.on_index], resolver)
     return [
         LockedPackage(row["name"], row["version"], _hashes(row, tags), why=why.get(row["name"], ())) for row in rows
@@ -254,7 +256,7 @@ def _attested(package: LockedPackage, missing: Missing, tags: Mapping[Tag, int])
     could need more than is locked.
     """
     is_open = missing.reason == "index-out-of-reach" and not missing.detail
-    wheels = [row for row in wheel_hashes(package.name, package.version) if is_open and fits(row.id, tags)]
+    wheels = [row for row in wheel_hashes(package.name, package.version) if is_open and wheel_fits(row.id, tags)]
     hashes = tuple(sorted({row.sha256 for row in wheels}))
     return replace(package, sha256=hashes, witnesses=min((row.independent for row in wheels), default=0))
 
@@ -309,7 +311,7 @@ def _dependents(text: str) -> dict[str, tuple[str, ...]]:
 
 def _hashes(row: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, ...]:
     """The hashes of the fitting wheels, or of the source archive if there is no such wheel."""
-    wheels = [wheel for wheel in row.get("wheels", ()) if fits(_file_name(wheel), tags)]
+    wheels = [wheel for wheel in row.get("wheels", ()) if wheel_fits(_file_name(wheel), tags)]
     chosen = wheels or [row[kind] for kind in ("sdist", "archive") if kind in row]
     return tuple(sorted(file["hashes"]["sha256"] for file in chosen))
 

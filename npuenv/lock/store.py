@@ -1,4 +1,4 @@
-"""Folders of locks, those shipped and those made on this machine, and a lock as one generation of cards takes it.
+"""Folders of locks, shipped and made on this machine, a lock as one generation of cards takes it, and `LockedRequest`.
 
 Locks that several generations share build some components from source, which fits all of them; `for_chip` takes wheels
 that are built for the cards instead.
@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npuenv
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.host.writing import write_whole
-from npuenv.lock.file import IMPOSSIBLE, STACK, Lock, LockedPackage, read_lock, write_lock
+from npuenv.lock.file import COMPLETE, IMPOSSIBLE, PARTIAL, STACK, Lock, LockedPackage, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from npuenv.lock.uv import Resolver
     from npuenv.matrix.rows import ChipWheel
-    from npuenv.resolve.types import Stack
+    from npuenv.resolve.types import Request, Stack
 
 
 def shipped_folder() -> Path:
@@ -174,3 +175,21 @@ def _locked(wheel: ChipWheel) -> LockedPackage:
 
 def _minor(glibc: str) -> int:
     return int(glibc.partition(".")[2])
+
+
+_EXIT_CODES = {COMPLETE: ExitCode.FINE, PARTIAL: ExitCode.UNKNOWN, IMPOSSIBLE: ExitCode.NOTHING_FITS}
+
+
+@dataclass(frozen=True, slots=True)
+class LockedRequest:
+    """A request, what answers it, and what locks and installs on this machine."""
+
+    stack: Stack
+    lock: Lock
+    resolver: Resolver
+    request: Request
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of `npuenv lock`: UNKNOWN for a partial lock, NOTHING_FITS for an impossible one."""
+        return _EXIT_CODES[self.lock.status]

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput, CannotTell
-from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
 from npuenv.lock.file import IMPOSSIBLE, Lock, Proof, read_lock
 from npuenv.lock.inputs import Inputs, inputs_of
@@ -226,7 +226,7 @@ def _read_impossible(folder: Path) -> dict[str, Any]:
     """File name of the lock that is not there -> inputs, detail and proof. Empty where none was recorded."""
     path = folder / RECORD
     try:
-        return dict(load_file(path)) if path.is_file() else {}
+        return dict(load_json(path)) if path.is_file() else {}
     except (TypeError, ValueError):
         return {}  # a damaged record costs solving anew, nothing else
 

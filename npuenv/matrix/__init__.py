@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from npuenv.core.files import folder_of
+from npuenv.core.documents import folder_of
 from npuenv.matrix.tables import Matrix
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from collections.abc import Mapping  # noqa: TC003 - the loader reads these anno
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from npuenv.core.files import folder_of
+from npuenv.core.documents import folder_of
 from npuenv.matrix.load import load_table
 from npuenv.matrix.rows import Row
 

@@ -1,4 +1,7 @@
-"""Reads one matrix table and checks every row against its dataclass; an error names the file and the row."""
+"""What every row has, and how a table is read.
+
+Every row is checked against its dataclass; an error names the file and the row.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,29 @@ import functools
 import types
 import typing
 from collections.abc import Hashable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from npuenv.core.documents import TomlError, parse_toml
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import TomlError, loads
-from npuenv.matrix.rows.base import Row
 
-if typing.TYPE_CHECKING:
+Strength = Literal[
+    "identity", "recommended-pair", "compatible-set", "wheel-exists", "metadata-range", "image-practice", "request"
+]
+VerifiedBy = Literal["published", "recommended", "compatible", "satisfiable", "measured-here"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What every row has."""
+
+    id: str
+    source: str
+    seen: str  # date on which the source was read, YYYY-MM-DD
+
+
+if TYPE_CHECKING:
     from pathlib import Path
 
 R = TypeVar("R", bound=Row)
@@ -32,13 +49,13 @@ def load_table(path: Path, row_type: type[R]) -> tuple[R, ...]:
 def parse_table(text: str, row_type: type[R], file: str) -> tuple[R, ...]:
     """The rows of a table's text, which is a list of `[[row]]`. Raises: BadInput."""
     try:
-        raw = loads(text, is_ours=True)
+        raw = parse_toml(text, is_ours=True)
     except TomlError as error:
         raise _bad("unreadable", file=file, row="-", what=str(error)) from error
     unknown = sorted(set(raw) - {"row"})
     if unknown or not isinstance(raw.get("row"), list):
         raise _bad("not-rows", file=file, row="-", what=", ".join(unknown) or "row")
-    rows = tuple(_build(row_type, item, file, _name(item, at)) for at, item in enumerate(raw["row"], 1))
+    rows = tuple(_build(row_type, item, file, _row_name(item, at)) for at, item in enumerate(raw["row"], 1))
     _check_ids(rows, file)
     return rows
 
@@ -104,7 +121,7 @@ def _is_text_mapping(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
-def _name(raw: Any, at: int) -> str:
+def _row_name(raw: Any, at: int) -> str:
     """How an error names a row: its id, or its place where it has none."""
     found = raw.get("id") if isinstance(raw, Mapping) else None
     return found if isinstance(found, str) else f"#{at}"

@@ -1,5 +1,6 @@
-"""Stacks derived from a single row: one for each vllm-ascend release, one for each torch_npu version.
+"""How torch_npu pairs with CANN, and the stacks that follow from a single row.
 
+There is one for each vllm-ascend release and one for each torch_npu version.
 A vllm-ascend release fixes its partner vllm, its torch_npu and triton-ascend. Its Dockerfiles state the CANN and Python
 it was built on for each hardware. That is a published stack, so it is derived from the row instead of being written
 down again. Where the policy table, the metadata and the image of a release differ, the installed version is used and
@@ -12,8 +13,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
+from npuenv.core.messages import Message
 from npuenv.matrix import rows
-from npuenv.matrix.compatibility import pairing
 from npuenv.matrix.ranges import overlap
 
 if TYPE_CHECKING:
@@ -32,6 +33,32 @@ if TYPE_CHECKING:
         VllmAscend,
     )
     from npuenv.matrix.tables import Matrix
+
+
+def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
+    """How a torch_npu version pairs with a CANN: recommended-pair, compatible-set, image-practice, or None.
+
+    An image counts only if the release's policy table and its metadata name the same torch_npu. If they differ, one of
+    them is a temporary build.
+    """
+    wanted = versions.cann(cann)
+    if row.cann and versions.cann(row.cann) == wanted:
+        return "recommended-pair"
+    if any(versions.covers_cann(each, cann) for each in (*row.cann_compatible, *row.cann_unofficial)):
+        return "compatible-set"
+    exactly = f"=={row.version}"
+    for release in matrix.vllm_ascend:
+        agrees = release.torch_npu == row.version and release.requirement("torch-npu") == exactly
+        if agrees and release.cann and versions.is_cann(release.cann) and versions.cann(release.cann) == wanted:
+            return "image-practice"
+    return None
+
+
+def paired_with(row: TorchNpu) -> tuple[str, ...] | Message:
+    """The CANN versions a torch_npu row names, or a message that there are none."""
+    named = tuple(dict.fromkeys(each for each in (row.cann, *row.cann_unofficial, *row.cann_compatible) if each))
+    return named or Message("resolve.none-stated")
+
 
 _ARCHITECTURES = ("aarch64", "x86_64")
 _POLICY = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"

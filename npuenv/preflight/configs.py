@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
+from npuenv.core.documents import read_bytes
 from npuenv.core.errors import BadInput
-from npuenv.core.files import read_bytes
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
@@ -28,9 +28,8 @@ from npuenv.matrix.keys import (
     nearest_release,
     programs_of,
 )
-from npuenv.preflight import limits
-from npuenv.preflight.limits import TooLarge
-from npuenv.preflight.types import LaunchSetting
+from npuenv.preflight import launch
+from npuenv.preflight.launch import LaunchSetting, TooLarge
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ class Search:
         if found is None:
             return Config(missing=(file,))
         self.read.append(str(found))
-        if len(self.read) > limits.FILES:  # few files are enough for endless paths through them
-            raise TooLarge(str(found), limits.FILES, "files")
+        if len(self.read) > launch.MOST_FILES:  # few files are enough for endless paths through them
+            raise TooLarge(str(found), launch.MOST_FILES, "files")
         text = _text(found)
         if not text.strip() or str(found) in self.above:
             return Config()
@@ -243,7 +242,7 @@ def _tree_leaves(file: Path) -> dict[str, Any]:
 
 def _text(file: Path) -> str:
     try:
-        return read_bytes(file, limits.BYTES).decode("utf-8-sig")
+        return read_bytes(file, launch.MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("preflight.unreadable", {"path": str(file), "why": str(error)})) from error
 

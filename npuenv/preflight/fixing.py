@@ -13,21 +13,19 @@ from npuenv.core.errors import ExitCode
 from npuenv.core.finding import STATUS_OF, Status
 from npuenv.core.shellscript import UNKNOWN
 from npuenv.matrix.keys import nearest_release
-from npuenv.preflight.calls import front
 from npuenv.preflight.hydra import NotHydra, read_override, write_value
+from npuenv.preflight.launch import Change, front
 from npuenv.preflight.reading import JOB_VARIABLES, LaunchText, ReadOptions, read_text, read_words
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import Change
 from npuenv.preflight.yaml_text import edit_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from npuenv.core.messages import Message
-    from npuenv.preflight.calls import Call
+    from npuenv.preflight.launch import Call, Launch, LaunchFinding
     from npuenv.preflight.rules.base import Rule
     from npuenv.preflight.script import ExportedVariable, Script, Word
-    from npuenv.preflight.types import Launch, LaunchFinding
 
 _MOST_ROUNDS = 12  # one correction can call for the next; far fewer are needed
 

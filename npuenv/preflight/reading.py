@@ -12,25 +12,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv.core.documents import JsonError, parse_json, read_bytes
 from npuenv.core.errors import BadInput
-from npuenv.core.files import read_bytes
 from npuenv.core.finding import Location
-from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, open_quote
-from npuenv.preflight import limits
-from npuenv.preflight.calls import find_call, front, module_of, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, counted_as, program_config, read_config
 from npuenv.preflight.hydra import NotHydra, fill, read_override
+from npuenv.preflight.launch import (
+    MOST_BYTES,
+    Launch,
+    LaunchFinding,
+    LaunchSetting,
+    Machine,
+    find_call,
+    front,
+    launch_finding,
+    module_of,
+    script_of,
+    shell_text,
+    unjudged,
+)
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.script_problems import cut_off, problems_of_script, started_often
-from npuenv.preflight.types import Launch, LaunchFinding, LaunchSetting, Machine, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.calls import Call
     from npuenv.preflight.configs import Checkout
+    from npuenv.preflight.launch import Call
     from npuenv.preflight.script import StartedCommands
 
 Framework = Literal["verl", "roll"]
@@ -162,7 +172,7 @@ def _text_of(path: Path) -> str:
     if path.is_dir() or not path.exists():
         raise _unusable("folder" if path.is_dir() else "no-file", path)
     try:
-        text = read_bytes(path, limits.BYTES).decode("utf-8-sig")
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         args = {"path": str(path), "why": error.strerror or str(error)}
         raise BadInput(Message("preflight.unreadable", args)) from error
@@ -289,7 +299,7 @@ def _of_job(words: Sequence[Word], path: str) -> dict[str, LaunchSetting]:
         name, sign, text = word.value.partition("=")
         if name == "--runtime-env-json" and (sign or at + 1 < len(values)):
             try:
-                found = loads(text if sign else values[at + 1])
+                found = parse_json(text if sign else values[at + 1])
             except JsonError:
                 return {}
             pairs = found.get("env_vars") if isinstance(found, dict) else None

@@ -9,14 +9,13 @@ from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, source_of, tokens
 from npuenv.matrix import load_matrix
-from npuenv.preflight.calls import is_driver, is_launcher
+from npuenv.preflight.launch import LaunchFinding, LaunchSetting, is_driver, is_launcher, launch_finding
 from npuenv.preflight.rules.base import nearest
-from npuenv.preflight.types import LaunchFinding, LaunchSetting, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from npuenv.preflight.calls import Call
+    from npuenv.preflight.launch import Call
     from npuenv.preflight.script import Script, StartedCommands, Word
 
 _RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"

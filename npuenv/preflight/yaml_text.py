@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight import limits
-from npuenv.preflight.limits import TooLarge
+from npuenv.preflight import launch
+from npuenv.preflight.launch import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.preflight.types import Change
+    from npuenv.preflight.launch import Change
 
 _BOOL = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 _NULL = ("", "~", "null", "Null", "NULL")
@@ -75,8 +75,8 @@ def read_yaml(text: str, path: str) -> tuple[YamlEntry, ...]:
     Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping;
     TooLarge for what no configuration is as large as.
     """
-    if len(text) > limits.LETTERS:
-        raise TooLarge(path, limits.LETTERS, "letters")
+    if len(text) > launch.MOST_LETTERS:
+        raise TooLarge(path, launch.MOST_LETTERS, "letters")
     from ruamel.yaml import composer
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -85,7 +85,7 @@ def read_yaml(text: str, path: str) -> tuple[YamlEntry, ...]:
     try:
         return _entries(_nodes(text), text, path)
     except too_deep as error:
-        raise TooLarge(path, limits.LEVELS, "levels") from error
+        raise TooLarge(path, launch.MOST_LEVELS, "levels") from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _broken(path, mark.line + 1 if mark else 1, str(error.problem or error.context)) from error
@@ -99,7 +99,9 @@ def _nodes(text: str) -> list[Any]:
     from ruamel.yaml import YAML
 
     reader: Any = YAML(typ="safe", pure=True)
-    reader.max_depth = limits.LEVELS + 2  # before the rest is scanned; what lies between is told exactly afterwards
+    reader.max_depth = (
+        launch.MOST_LEVELS + 2
+    )  # before the rest is scanned; what lies between is told exactly afterwards
     reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
     return list(reader.compose_all(text))
 
@@ -119,20 +121,20 @@ def _require_small(node: Any, path: str, known: dict[int, tuple[int, int]], dept
 
     Each node is looked at once, however many aliases lead to it. One that holds itself is too deep.
     """
-    if depth > limits.LEVELS:
-        raise TooLarge(path, limits.LEVELS, "levels")
+    if depth > launch.MOST_LEVELS:
+        raise TooLarge(path, launch.MOST_LEVELS, "levels")
     if node.id == "scalar":
-        if len(node.value) > limits.DIGITS and not node.style and is_number(node.value):
-            raise TooLarge(path, limits.DIGITS, "digits")
+        if len(node.value) > launch.MOST_DIGITS and not node.style and is_number(node.value):
+            raise TooLarge(path, launch.MOST_DIGITS, "digits")
         return 1, 0
     if id(node) not in known:
         below = node.value if node.id == "sequence" else [each for pair in node.value for each in pair]
         found = [_require_small(each, path, known, depth + 1) for each in below]
         size, levels = 1 + sum(size for size, _ in found), 1 + max((levels for _, levels in found), default=0)
-        if size > limits.VALUES:
-            raise TooLarge(path, limits.VALUES, "values")
-        if levels > limits.LEVELS:
-            raise TooLarge(path, limits.LEVELS, "levels")
+        if size > launch.MOST_VALUES:
+            raise TooLarge(path, launch.MOST_VALUES, "values")
+        if levels > launch.MOST_LEVELS:
+            raise TooLarge(path, launch.MOST_LEVELS, "levels")
         known[id(node)] = size, levels
     return known[id(node)]
 
@@ -213,7 +215,7 @@ def is_number(text: str) -> bool:
 
 def scalar(text: str) -> Any:
     """A plain scalar: "yes" -> True, "1e-6" -> 1e-06, "0o7" -> "0o7". A number too long for any use stays a text."""
-    if len(text) > limits.DIGITS:
+    if len(text) > launch.MOST_DIGITS:
         return text
     if text in _NULL:
         return None

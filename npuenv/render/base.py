@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.install.plan.cann import cann_scripts, compiler_scripts
+from npuenv.install.prerequisites import cann_scripts, compiler_scripts
 from npuenv.render import layers
 from npuenv.render.dockerfile import Comment, Instruction, Line, Var, arg, base_image
-from npuenv.render.template import fill, one_word, plain
+from npuenv.render.files import fill, one_word, plain
 
 if TYPE_CHECKING:
     from npuenv.render.layers import ImageRecipe

@@ -34,8 +34,8 @@ from npuenv.render.dockerfile import (
     user,
     workdir,
 )
+from npuenv.render.files import one_word
 from npuenv.render.layers import PackageList, package_lists
-from npuenv.render.template import one_word
 from npuenv.render.upstream import corresponding
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.render.template import identifier, one_word, plain
+from npuenv.render.files import identifier, one_word, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.core.json_input import loads
+from npuenv.core.documents import parse_json
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Action, Condition, Plan, Step, WriteFile
 from npuenv.facts.conditions import INSPECTOR, PREFIX_PYTHON
@@ -81,7 +81,7 @@ def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
     manifest = next((action for action in written if action.path.endswith(f"/{MANIFEST}")), None)
     if manifest is None:
         return []
-    root, made = manifest.path[: -len(MANIFEST) - 1], loads(manifest.text)
+    root, made = manifest.path[: -len(MANIFEST) - 1], parse_json(manifest.text)
     own = posixpath.join(root, ".npuenv")
     said = shlex.quote(_one_line(say(Message("execute.waiting", {"path": root}), lang)))
     guard = [] if made["kind"] == "existing" else _guard(root, made, is_replacing=is_replacing)
@@ -97,7 +97,7 @@ def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
 def _guard(root: str, made: Mapping[str, Any], *, is_replacing: bool) -> list[str]:
     """Conditions of which one holds where the folder is new, was begun and not finished, or holds what the plan makes.
 
-    What `npuenv.install.plan.target` asks, but that a damaged marker says nothing here.
+    What `npuenv.install.target` asks, but that a damaged marker says nothing here.
     """
     marker, manifest = posixpath.join(root, MARKER), posixpath.join(root, MANIFEST)
     begun = " | ".join(map(shlex.quote, ("", ".npuenv", f".npuenv\n{MARKER}.new")))

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npuenv.report import launch, matrix, plan, preflight, resolution, shelf, smoke, sources
+    from npuenv.report import launch, lines, matrix, plan, resolution, shelf, smoke
 
-__all__ = ["launch", "matrix", "plan", "preflight", "resolution", "shelf", "smoke", "sources"]
+__all__ = ["launch", "lines", "matrix", "plan", "resolution", "shelf", "smoke"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npuenv import __version__
 from npuenv.checks import by_severity, exit_code
 from npuenv.core.finding import PROBLEMS, Status
-from npuenv.core.messages import Message, say
-from npuenv.core.messages.visible import clean
+from npuenv.core.messages import Message, clean, say
 from npuenv.core.shell import can_be_written_down, shell_line
 from npuenv.facts.collect import to_json
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import title
-from npuenv.core.messages import Message, say
-from npuenv.core.messages.visible import clean
+from npuenv.core.messages import Message, clean, say
 from npuenv.core.plan import Run
 from npuenv.core.shell import shell_line
-from npuenv.install.plan.fix import SESSION_STEP
+from npuenv.install.fix_plan import SESSION_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.core.plan import Step
-    from npuenv.install.plan.fix import FixPlan, ManualFix
+    from npuenv.install.fix_plan import FixPlan, ManualFix
 
 SCHEMA = "npuenv.fix/1"
 

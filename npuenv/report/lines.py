@@ -1,7 +1,8 @@
-"""Indented lines on a console, with the words of one catalogue."""
+"""Lines that several reports share: indented ones on a console, and the one that says how old the sources are."""
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message, say
@@ -37,3 +38,14 @@ class Lines:
         from rich.text import Text
 
         self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent), expand=False))
+
+
+OLD = 90  # days after which a source is called old
+today = datetime.date.today
+
+
+def sources_line(oldest: str, youngest: str) -> Message:
+    """When the oldest and the youngest deciding source were read (YYYY-MM-DD); a note where the oldest is old."""
+    days = (today() - datetime.date.fromisoformat(oldest)).days
+    key = "sources-old" if days > OLD else "sources-read" if oldest != youngest else "sources-read-once"
+    return Message(f"stack.{key}", {"oldest": oldest, "youngest": youngest, "days": days})

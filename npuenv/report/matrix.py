@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from npuenv.core.finding import Finding
-    from npuenv.maintain.compare import RowConflict
+    from npuenv.maintain.contradict import RowConflict
     from npuenv.maintain.refresh import Proposal
     from npuenv.matrix.rows import Contradiction
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.messages import Message, say
-from npuenv.core.messages.visible import clean
-from npuenv.report.html import as_text, whole_page
+from npuenv.core.messages import Message, clean, say
+from npuenv.report.doctor_forms import as_text, whole_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

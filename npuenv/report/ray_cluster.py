@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.nodeset import fold
-from npuenv.core.messages import Message, say
-from npuenv.core.messages.visible import clean
+from npuenv.cluster.inventory import fold
+from npuenv.core.messages import Message, clean, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

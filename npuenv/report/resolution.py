@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
-from npuenv.report.lines import Lines
-from npuenv.report.sources import sources_line
+from npuenv.report.lines import Lines, sources_line
 from npuenv.resolve.types import Conflict, GitSource, Override, Pin, Reason, Stack
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message, say
+from npuenv.lock.checking import LOST, Availability, why_impossible, why_missing
 from npuenv.lock.file import COMPLETE, IMPOSSIBLE, PARTIAL, STATUSES
-from npuenv.lock.preconditions import why_impossible, why_missing
-from npuenv.lock.verify import LOST, Availability
 from npuenv.resolve.types import Stack
 
 if TYPE_CHECKING:
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from npuenv.lock.checking import VerifiedPackage
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
-    from npuenv.lock.verify import VerifiedPackage
     from npuenv.maintain.lock_all import GridRow
     from npuenv.resolve.types import Conflict, Request
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from npuenv.checks import title
 from npuenv.core.errors import BadInput
 from npuenv.core.finding import PROBLEMS, Status
-from npuenv.core.messages import Message, say
-from npuenv.core.messages.visible import clean
+from npuenv.core.messages import Message, clean, say
 from npuenv.core.shell import shell_line
 from npuenv.matrix import load_matrix
 from npuenv.report.doctor import FindingGroup, counts, fix_text, grouped, in_order, is_mendable, machine_lines
-from npuenv.report.sources import sources_line
+from npuenv.report.lines import sources_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

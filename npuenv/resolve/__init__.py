@@ -1,6 +1,7 @@
 """Resolves a request against the matrix to a Stack or a Conflict; each pin says why, and why not newer.
 
 Reads the matrix only: no network, no machine. `npuenv.lock` resolves the Python packages of a stack.
+`newer_release` says what speaks against the newest release of a stack's framework.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from packaging.version import InvalidVersion, Version
+
 from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.candidate import by_preference, is_asked_for
-from npuenv.resolve.names import checked
+from npuenv.resolve.request import checked
 from npuenv.resolve.search import evaluate, first_fit
 from npuenv.resolve.stack import build
-from npuenv.resolve.types import Request
+from npuenv.resolve.types import Conflict, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.candidate import Candidate
-    from npuenv.resolve.types import Conflict, Stack
+    from npuenv.resolve.types import Stack
 
-__all__ = ["published", "published_requests", "resolve"]
+
+__all__ = ["newer_release", "published", "published_requests", "resolve"]
 
 
 def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
@@ -68,9 +72,7 @@ def _moved_by_pins(candidate: Candidate, requested: list[Recipe], request: Reque
 
 def _why_not(request: Request, requested: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:
     """The conflict of a request that no candidate meets."""
-    from npuenv.resolve.conflict import explain
-    from npuenv.resolve.minimize import MAX_PINS, clashing_pins, fitting_pins
-    from npuenv.resolve.suggestions import without_pins
+    from npuenv.resolve.conflict import MAX_PINS, clashing_pins, explain, fitting_pins, without_pins
 
     few = clashing_pins(requested, request, matrix) if len(request.pins) > MAX_PINS else request
     conflict = explain(list(evaluate(requested, few, matrix)), others, few, matrix, resolve)
@@ -108,3 +110,35 @@ def published_requests(matrix: Matrix) -> Iterator[Request]:
 
 
 _TRAINING = ("a2", "a3")
+
+
+def newer_release(stack: Stack, request: Request, matrix: Matrix) -> Message | None:
+    """The clash with the newest release, or a message that it fits too; None if this is the newest, or a commit.
+
+    Raises: BadInput for an unknown name in the request.
+    """
+    own = recipe_named(stack.name, matrix)
+    release = _release_version(own) if own else None
+    if own is None or release is None:
+        return None
+    others = [each for each in all_recipes(matrix) if each.framework == own.framework and not each.lacks]
+    newer = [(found, each) for each in others if (found := _release_version(each)) is not None and found > release]
+    if not newer:
+        return None
+    newest = max(found for found, _ in newer)
+    recipe = next(each for found, each in newer if found == newest)
+    args: dict[str, object] = {"framework": own.framework, "release": own.release, "newer": recipe.release}
+    result = resolve(replace(request, stack=recipe.id, framework=None, release=None), matrix)
+    if isinstance(result, Conflict):
+        rules = tuple(each.says for each in result.clashes if each.rule != "request")
+        return Message("resolve.newer-release-clashes", {**args, "why": rules or (result.clashes[0].says,)})
+    return Message("resolve.newer-release-fits", {**args, "stack": recipe.id})
+
+
+def _release_version(recipe: Recipe) -> Version | None:
+    """The version of a release; None for a commit, a branch or a release candidate."""
+    try:
+        version = Version(recipe.release)
+    except InvalidVersion:
+        return None
+    return None if version.is_prerelease else version

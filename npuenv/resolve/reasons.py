@@ -1,7 +1,8 @@
-"""Why a version was chosen, and why not a newer one. Both are derived from the rows.
+"""Why a version was chosen and why not a newer one, and what a stack rests on besides. All is derived from the rows.
 
 "Why not newer" replaces the chosen version with the next newer one that has a row and reports the resulting conflicts.
 If no table lists the versions of a package, it reports the requirement that bounds it.
+A stack also rests on a public run on cards, the days on which its rows were read, and the digest of its base image.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
-from npuenv.matrix.compatibility import pairing
+from npuenv.matrix.release_stacks import pairing
 from npuenv.matrix.rows import RecipePin, TritonAscend, VllmAscend
 from npuenv.resolve.candidate import Candidate, same
 from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.types import Reason, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import PublicRun
+
 
 # Above any release: a requirement that rejects it has an upper bound.
 _FAR = "99999"
@@ -193,3 +198,45 @@ def _unbounded(name: str, candidate: Candidate, request: Request, matrix: Matrix
     key = "resolve.not-newer-asked" if name in request.pins else "resolve.not-newer-recipe"
     args = {"stack": recipe.id, "package": name, "version": _current(name, candidate)}
     return Reason(Message(key, args), (recipe.id,), (recipe.source,))
+
+
+def public_run(candidate: Candidate, matrix: Matrix) -> PublicRun | None:
+    """The public run that is closest to a candidate; None where none is known.
+
+    It has the same generation of cards and CANN series, the same vllm-ascend or release of the framework, and no other
+    torch, torch_npu, vllm or vllm-ascend. One that did not fail comes first, then the one with most versions in common.
+    """
+    if candidate.cann is None:
+        return None
+    recipe = candidate.recipe
+    series = versions.cann(candidate.cann).series
+    pinned = {name: version.split("+")[0] for name, version in candidate.versions.items()}
+    pinned.setdefault(recipe.framework, recipe.release)
+    engines = {name: pinned[name] for name in ("torch", "torch-npu", "vllm", "vllm-ascend") if name in pinned}
+    deciding = {name: pinned[name] for name in ("vllm-ascend", recipe.framework) if name in pinned}
+    found = [
+        run
+        for run in matrix.runs
+        if run.hardware == candidate.hardware
+        and versions.cann(run.cann).series == series
+        and any(run.packages.get(name) == version for name, version in deciding.items())
+        and all(run.packages.get(name, version) == version for name, version in engines.items())
+    ]
+    return max(
+        found,
+        key=lambda run: (not run.failed, len(run.packages.items() & pinned.items()), run.date),
+        default=None,
+    )
+
+
+def sources_read(candidate: Candidate, matrix: Matrix) -> tuple[str, str]:
+    """The days on which the oldest and the youngest of the deciding rows were read."""
+    days = [row.seen for row in (candidate.recipe, *matrix.version_rows(candidate.versions, candidate.cann))]
+    return min(days), max(days)
+
+
+def image_digest_notes(image: str | None, matrix: Matrix) -> Iterator[Message]:
+    """The digest that others saw the base image have."""
+    for digest in (row for row in matrix.image_digests if row.id == image):
+        args = {"image": digest.id, "digest": digest.digest, "date": digest.date, "source": digest.source}
+        yield Message("resolve.note-image-digest" if digest.date else "resolve.note-image-digest-undated", args)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
-from npuenv.matrix.compatibility import paired_with, pairing
-from npuenv.matrix.release_stacks import all_recipes, partner_overrides
+from npuenv.matrix.release_stacks import all_recipes, paired_with, pairing, partner_overrides
 from npuenv.resolve.candidate import Candidate, packages, same
 from npuenv.resolve.types import Clash, Request
 

@@ -7,6 +7,8 @@ used or dropped. Terms:
 - move: from one location to another that differs in one choice. The search moves only along choices that can remove a
   conflict with the matrix (`relaxable_by`).
 - relaxed fields: the fields of the request that a location does not meet.
+- key of a clash: identifies the rule behind it; equal keys mean the same rule. Some clashes also belong to a broader
+  one, about all stacks of the framework.
 
 Example: with `--os ubuntu20.04 --pin numpy==2.0.0` and a recipe published for openEuler 24.03, the choices are
 os (ubuntu20.04, openeuler24.03) and pin.numpy (2.0.0, dropped). The search starts at (0, 0). A conflict about glibc can
@@ -21,9 +23,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from npuenv.core import versions
+from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
-from npuenv.resolve.clash_identity import clash_key, keys_of
 from npuenv.resolve.rules import matrix_conflicts, relaxable_by, unmet_requests
 from npuenv.resolve.types import Clash
 
@@ -33,6 +36,73 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
+
+
+# Clashes of single stacks that together are one statement about their framework, and the arguments that identify it.
+OF_ALL_STACKS = {
+    "resolve.stack-hardware": ("hardware",),
+    "resolve.stack-arch": ("arch",),
+    "resolve.stack-cann": ("cann",),
+    "resolve.stack-no-python": ("python",),
+    "resolve.stack-no-version": ("package", "version"),
+    "resolve.stack-package": ("package",),
+}
+# Clashes with a Python or with a package version that each stack has by a rule of its own.
+_ABOUT_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.stack-python")
+_ABOUT_VERSION = ("resolve.requires", "resolve.torch-npu-torch")
+
+
+def clash_key(clash: Clash) -> str:
+    """The key of the rule behind a clash: the row and what it demands, without the value that was found.
+
+    "No stack of this framework is published for this hardware" is one rule, not one per stack.
+    """
+    key, args = clash.says.key, clash.says.args
+    kind = _clash_kind(key)
+    if kind in OF_ALL_STACKS:
+        about = (str(args[name]) for name in OF_ALL_STACKS[kind])
+        return "|".join((kind, str(args["framework"]), *about))
+    # One expression: the search computes these keys some hundred thousand times.
+    needs, field, package = args.get("needs", ""), args.get("field", ""), args.get("package", "")
+    return f"{clash.rule}|{kind}|{clash.source}|{needs}|{field}|{package}"
+
+
+@functools.cache
+def _clash_kind(key: str) -> str:
+    """The message key without its variants: `.some-` and `.stacks-` become `.stack-`, `asked-day` becomes `asked`."""
+    return (
+        "resolve.asked"
+        if key == "resolve.asked-day"
+        else key.replace(".stacks-", ".stack-").replace(".some-", ".stack-")
+    )
+
+
+def broader_clash(clash: Clash, candidate: Candidate, request: Request) -> Clash | None:
+    """The clash with all stacks of the framework that includes a clash; None if there is none or a stack was requested.
+
+    Each stack rejects Python 3.13 or torch 2.13.0 by a rule of its own. "No stack accepts it" is the single reason.
+    """
+    if request.stack is not None:
+        return None
+    recipe = candidate.recipe
+    args: dict[str, object] = {"stack": recipe.id, "framework": recipe.framework}
+    if clash.says.key in _ABOUT_PYTHON:
+        says = Message("resolve.stack-no-python", {**args, "python": candidate.python})
+        return Clash(recipe.id, says, clash.source)
+    if clash.says.key not in _ABOUT_VERSION:
+        return None
+    name = versions.requirement_name(str(clash.says.args.get("needs", "torch")))
+    if name not in request.pins or candidate.versions.get(name) != request.pins[name]:
+        return None
+    says = Message("resolve.stack-no-version", {**args, "package": name, "version": request.pins[name]})
+    return Clash(recipe.id, says, clash.source)
+
+
+def clash_keys(clash: Clash, candidate: Candidate, request: Request) -> list[str]:
+    """The key of a clash, and that of the broader clash that it is part of."""
+    more = broader_clash(clash, candidate, request)
+    return [clash_key(clash), *([clash_key(more)] if more else [])]
+
 
 Evaluated = tuple[Candidate, list[Clash]]  # a candidate with all its clashes: unmet requests, then matrix conflicts
 _Location = tuple[int, ...]  # for each choice the index of its value
@@ -91,7 +161,7 @@ def find_without(keys: frozenset[str], recipes: Iterable[Recipe], request: Reque
             candidate, unmet, conflicts = search.evaluate(location)
             if any(clash_key(each) in keys for each in unmet):
                 continue  # a move only relaxes more fields
-            blocking = [each for each in conflicts if not keys.isdisjoint(keys_of(each, candidate, request))]
+            blocking = [each for each in conflicts if not keys.isdisjoint(clash_keys(each, candidate, request))]
             if not blocking:
                 return candidate, [*unmet, *conflicts]
             search.expand(location, blocking)

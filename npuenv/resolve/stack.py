@@ -1,27 +1,31 @@
-"""Builds the Stack of a candidate without clashes: pins with reasons, overrides, install order, image."""
+"""Builds the Stack of a candidate without clashes: pins with reasons, overrides, install order, image, notes.
+
+Among them: the wheels of vllm-ascend that are built for one generation of cards (`chip_wheel`), and whether the stack's
+transformers can load a model (`missing_type`).
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from npuenv.core import versions
 from npuenv.core.messages import Message
-from npuenv.matrix.compatibility import pairing
-from npuenv.matrix.release_stacks import partner_overrides
+from npuenv.matrix.release_stacks import pairing, partner_overrides
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
-from npuenv.resolve.chip_wheels import chip_wheel, chip_wheel_notes
-from npuenv.resolve.evidence import public_run, seen_elsewhere, sources_read
-from npuenv.resolve.model_types import missing_type
-from npuenv.resolve.reasons import because, because_asked, why_not_newer
+from npuenv.resolve.reasons import because, because_asked, image_digest_notes, public_run, sources_read, why_not_newer
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import TorchNpu, TritonAscend
+    from npuenv.matrix.rows import ChipWheel, ModelType, Recipe, TorchNpu, TritonAscend
     from npuenv.resolve.candidate import Candidate
+
 
 _TORCH_FAMILY = ("torch", "torchvision", "torchaudio")
 
@@ -183,7 +187,7 @@ def _git(each: RecipeGit, candidate: Candidate, request: Request, matrix: Matrix
     released = matrix.vllm_ascend_row(ref.removeprefix("v")) if each.name == "vllm-ascend" else None
     commit = released.commit if released and not each.moving else ""
     # Hardware that was only assumed decides nothing that fails on other hardware.
-    wheel = chip_wheel(each, ref, candidate, matrix) if request.hardware else None
+    wheel = _chip_wheel(each, ref, candidate, matrix) if request.hardware else None
     return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires, commit, wheel)
 
 
@@ -253,7 +257,7 @@ def _notes(
     candidate: Candidate, request: Request, matrix: Matrix, image: str | None, sources: Sequence[GitSource]
 ) -> Iterator[Message]:
     recipe = candidate.recipe
-    missing = missing_type(recipe.id, candidate.versions.get("transformers"), recipe.framework, matrix)
+    missing = missing_model_type(recipe.id, candidate.versions.get("transformers"), recipe.framework, matrix)
     if missing is not None:
         yield missing
     yield from (Message(key) for key in recipe.notes)
@@ -273,8 +277,8 @@ def _notes(
     if image is None:
         platform = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
         yield Message("resolve.note-no-image", {"cann": candidate.cann, **platform})
-    yield from seen_elsewhere(image, matrix)
-    yield from chip_wheel_notes(sources)
+    yield from image_digest_notes(image, matrix)
+    yield from _chip_wheel_notes(sources)
     if candidate.os not in recipe.os:
         yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
     yield from _driver_notes(candidate, matrix)
@@ -289,3 +293,76 @@ def _driver_notes(candidate: Candidate, matrix: Matrix) -> Iterator[Message]:
     elif row.driver_until and versions.driver(candidate.driver).series > versions.driver(row.driver_until).series:
         args = {"cann": row.version, "until": row.driver_until, "driver": candidate.driver}
         yield Message("resolve.note-driver-newer", args)
+
+
+def _chip_wheel(source: RecipeGit, ref: str, candidate: Candidate, matrix: Matrix) -> ChipWheel | None:
+    """The wheel of a component at a release's tag for a candidate's cards, Python, architecture and C library, or None.
+
+    One whose hash is known comes first. The wheel has compiled code: it is only for the CANN and torch_npu that its
+    release was built with.
+    """
+    version = candidate.versions.get(source.name)
+    if source.moving or source.how != "install" or ref != f"v{version}":
+        return None
+    system = matrix.system_row(candidate.os) if candidate.os else None
+    python = f"-cp{candidate.python.replace('.', '')}-"
+    fitting = [
+        row
+        for row in matrix.chip_wheels
+        if (row.name, row.version, row.hardware) == (source.name, version, candidate.hardware)
+        and python in row.id
+        and f"_{candidate.arch}" in row.id
+        and versions.accepts(f">={row.glibc}", system.glibc if system else candidate.recipe.glibc)
+    ]
+    return max(fitting, key=lambda row: bool(row.sha256)) if fitting and _is_as_built(candidate, matrix) else None
+
+
+def _chip_wheel_notes(sources: Iterable[GitSource]) -> Iterator[Message]:
+    """What an installation takes from a wheel for the requested hardware, and which wheel has no known hash."""
+    for wheel in filter(None, (source.wheel for source in sources)):
+        args = {"name": wheel.name, "file": wheel.id, "hardware": wheel.hardware, "sha256": wheel.sha256}
+        index = Message("plan.default-index") if wheel.index == "default" else wheel.index
+        key = "resolve.note-chip-wheel" if wheel.sha256 else "resolve.note-chip-wheel-unhashed"
+        yield Message(key, {**args, "index": index})
+
+
+def _is_as_built(candidate: Candidate, matrix: Matrix) -> bool:
+    """Whether a candidate has the CANN and the torch_npu of its vllm-ascend release."""
+    row = matrix.vllm_ascend_row(candidate.versions.get("vllm-ascend", ""))
+    if row is None or candidate.cann is None:
+        return False
+    cann = {versions.cann(text) for text in (row.cann, *(image.cann for image in row.image)) if text}
+    torch_npu = versions.exact(row.requirement("torch-npu")) or row.torch_npu
+    has = candidate.versions.get("torch-npu", "")
+    is_torch_npu = bool(torch_npu and has) and Version(torch_npu).release == Version(has).release
+    return versions.cann(candidate.cann) in cann and is_torch_npu
+
+
+def missing_model_type(name: str, transformers: str | None, framework: str, matrix: Matrix) -> Message | None:
+    """A message that a release of transformers is older than the models in a stack's or a model's name.
+
+    It names the framework's stacks that can load them, those with that name first. None if it is not older, if no row
+    matches the name, or if no release is pinned.
+    """
+    row = _model_type_of(name, matrix)
+    if row is None or transformers is None or _can_load(transformers, row):
+        return None
+    able = [each for each in matrix.recipes if each.framework == framework and _can_load(_transformers_of(each), row)]
+    named = [each for each in able if _model_type_of(each.id, matrix) is row]
+    stacks = tuple(each.id for each in named or able)
+    elsewhere = Message("resolve.model-elsewhere", {"stacks": stacks}) if stacks else Message("resolve.model-nowhere")
+    args = {"has": transformers, "model": row.family, "since": row.since, "elsewhere": elsewhere}
+    return Message("resolve.note-model-type", args)
+
+
+def _model_type_of(name: str, matrix: Matrix) -> ModelType | None:
+    plain = name.casefold().replace("_", "-")
+    return next((row for row in matrix.model_types if re.search(row.pattern, plain)), None)
+
+
+def _can_load(transformers: str | None, row: ModelType) -> bool:
+    return transformers is not None and versions.accepts(f">={row.since}", transformers)
+
+
+def _transformers_of(recipe: Recipe) -> str | None:
+    return next((pin.version for pin in recipe.pin if pin.name == "transformers"), None)

@@ -4,8 +4,8 @@ The trainer only measures. `judge` turns its records into findings; the worst on
 finding that explains the others. What the records lack is unknown, not fine.
 """
 
+from npuenv.smoke.findings import gain_by_chance
 from npuenv.smoke.judge import cause, judge
-from npuenv.smoke.learning import gain_by_chance
 from npuenv.smoke.run import (
     LOG,
     METRICS,

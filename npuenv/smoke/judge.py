@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
-from npuenv.smoke.learning import accuracy_rises, is_calibrated, too_little
-from npuenv.smoke.reading import Reading, finding, number
+from npuenv.smoke.findings import (
+    MACHINE,
+    SECOND_OPINION,
+    WRONG,
+    Reading,
+    accuracy_rises,
+    finding,
+    is_calibrated,
+    number,
+    too_little,
+)
 from npuenv.smoke.run import METRICS
-from npuenv.smoke.stages import MACHINE, SECOND_OPINION, WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

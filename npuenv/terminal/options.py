@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from npuenv.app.examine import FRAMEWORKS, DoctorOptions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.terminal.common import Option
+from npuenv.terminal.run import Option
 
 if TYPE_CHECKING:
-    from npuenv.terminal.ui import Ui
+    from npuenv.terminal.run import Ui
 
 FORMATS = ("text", "json", "html", "junit", "sarif")
 _SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", ".sarif": "sarif", ".junit": "junit"}

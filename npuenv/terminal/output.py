@@ -1,4 +1,4 @@
-"""The doctor's run on a command line: the report in its format, and where it goes."""
+"""The doctor's run on a command line: what shows that it works, the report in its format, and where it goes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,96 @@ import os
 import shutil
 import stat
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.messages import Message, say
+from npuenv.core.messages import Message, clean, say
 from npuenv.terminal.options import matches_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from rich.live import Live
+    from rich.text import Text
 
     from npuenv.app.examine import DoctorResult
-    from npuenv.host.base import Host
+    from npuenv.host import Host
     from npuenv.report.terminal import Manner, Page
     from npuenv.terminal.options import DoctorCommand
-    from npuenv.terminal.ui import Ui
+    from npuenv.terminal.run import Ui
+
+
+_QUIET_S = 2.0
+_PER_SECOND = 2
+
+
+class Spinner:
+    """A line on stderr that names the running command and the seconds so far; gone when the block ends.
+
+    Silent where stderr is no terminal, and with --quiet.
+    """
+
+    def __init__(self, ui: Ui) -> None:
+        self._ui = ui
+        self._can_draw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not ui.is_quiet
+        self._timer = threading.Timer(_QUIET_S, self._draw)
+        self._timer.daemon = True
+        self._lock = threading.Lock()  # between the timer's thread and the block's end
+        self._is_over = False
+        self._live: Live | None = None
+        self._began = time.monotonic()
+        self._now = ""
+
+    @property
+    def on_command(self) -> Callable[[str], None] | None:
+        """Takes the name of each command that runs; None where nothing is drawn."""
+        return self._name if self._can_draw else None
+
+    def _name(self, text: str) -> None:
+        self._now = clean(text)
+
+    def __enter__(self) -> Spinner:
+        if self._can_draw:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._is_over = True
+            if self._live:
+                self._live.stop()
+
+    def _draw(self) -> None:
+        from rich.live import Live  # most looks are over before this, and never pay for it
+
+        console = self._ui.console(stderr=True)
+        with self._lock:
+            if self._is_over:
+                return
+            self._live = Live(
+                console=console,
+                get_renderable=self._line,
+                refresh_per_second=_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+
+    def _line(self) -> Text:
+        from rich.text import Text
+
+        seconds = time.monotonic() - self._began
+        return Text(f"… {self._now} ({seconds:.0f} s)", no_wrap=True, overflow="ellipsis")
+
 
 _DEEPEST = 2  # the level worth proposing to somebody who has cards; 3 is a burn-in
 _MAX_BYTES = 256 * 1024 * 1024  # of a pasted report
@@ -39,7 +113,6 @@ def run_doctor(ui: Ui, command: DoctorCommand, examine: Callable[..., DoctorResu
     if command.report is not None:
         return _diagnose(ui, command, command.report)
     from npuenv.checks import Status
-    from npuenv.terminal.spinner import Spinner
 
     with Spinner(ui) as spinner:
         result = examine(command, on_command=spinner.on_command)
@@ -102,15 +175,15 @@ def render(ui: Ui, command: DoctorCommand, result: DoctorResult) -> str:
         return _text(ui, command, result)
     findings, facts, lang = result.findings, result.facts, ui.lang
     if command.format == "html":
-        from npuenv.report.html import render_html
+        from npuenv.report.doctor_forms import render_html
 
         return render_html(findings, facts, lang=lang, asked=result.redact(f"{command.again} --format html"))
     if command.format == "junit":
-        from npuenv.report.doctor_ci import render_junit
+        from npuenv.report.doctor_forms import render_junit
 
         return render_junit(findings, lang=lang)
     from npuenv.report.doctor import document
-    from npuenv.report.doctor_ci import sarif_document
+    from npuenv.report.doctor_forms import sarif_document
 
     if command.format == "sarif":
         content = sarif_document(findings, lang=lang, framework=result.framework, host=result.host.name)

@@ -17,7 +17,7 @@ from npuenv.lock.file import Missing
 from npuenv.lock.store import put_lock
 from npuenv.lock.uv import Resolver, find_uv
 from npuenv.resolve.types import Request
-from npuenv.terminal.ui import Ui
+from npuenv.terminal.run import Ui
 from tests.cli.test_lock import NOWHERE, cpu_stack, lock_by_hand, offer, own_lock, tiny_stack
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from npuenv.app.resolution import DECIDED, assumption_notes, basis_of, for_this_host, for_this_machine
 from npuenv.cli import main
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import CannotTell
-from npuenv.core.toml_input import load_file
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.lock.store import shipped_folder
@@ -39,7 +39,7 @@ def cards(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def said(case: str) -> str:
-    return str(load_file(CASES / f"{case}.toml")["output"])
+    return str(load_toml(CASES / f"{case}.toml")["output"])
 
 
 def stack_of(request: Request) -> Stack:

@@ -39,12 +39,12 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--repeat", type=int, default=5)
     words = parser.parse_args()
-    from npuenv.facts.python import interpreter, packages
+    from npuenv.facts.python import ask, packages
     from npuenv.facts.python.packages import elf
     from npuenv.host.local import LocalHost
 
     host, python = LocalHost(), words.python
-    answer = interpreter.ask(host, python, "inventory", timeout_s=120.0)
+    answer = ask(host, python, "inventory", timeout_s=120.0)
     found, files = packages.packages(answer).value, packages.files(answer).value
     assert found is not None and files is not None, answer.evidence
     extensions = [path for paths in found.extensions.values() for path in paths]
@@ -52,12 +52,12 @@ def main() -> None:
         ("python -c pass", lambda: host.run((python, "-I", "-c", "pass")), words.repeat),
         (
             f"inventory, {files.looked} files",
-            lambda: interpreter.ask(host, python, "inventory", timeout_s=120.0),
+            lambda: ask(host, python, "inventory", timeout_s=120.0),
             words.repeat,
         ),
         (
             "hashes of all files",
-            lambda: interpreter.ask(host, python, "hashes", timeout_s=120.0),
+            lambda: ask(host, python, "hashes", timeout_s=120.0),
             max(words.repeat // 2, 1),
         ),
         (

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--python", help="an interpreter with torch")
     asked = parser.parse_args()
-    from npuenv.install.locations import default_environment
+    from npuenv.install.environments import default_environment
 
     torch = asked.python or str(default_environment("cpu") / "bin" / "python")
     with tempfile.TemporaryDirectory() as folder:

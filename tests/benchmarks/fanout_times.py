@@ -29,8 +29,8 @@ TROUBLED = ("hangs", "half", "closed")
 def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     """(seconds, nodes that are planted to fail, those of them that are named) of one collection."""
     from npuenv.bundle.zipapp import content
-    from npuenv.cluster.captures import collect_captures
     from npuenv.cluster.inventory import Node
+    from npuenv.cluster.node_results import collect_captures
     from npuenv.cluster.parallel_ssh import Transport
     from tests.cluster.scripted import capture_text
     from tests.support.scripted_ssh import install

@@ -169,9 +169,9 @@ class Bench:
 
     def plan(self, root: str) -> tuple[Plan, object]:
         from npuenv.facts.pip import PipSetting, PipSettings, for_uv
-        from npuenv.install.locations import EnvironmentPlace
-        from npuenv.install.plan.context import Tools
-        from npuenv.install.plan.make import plan_install
+        from npuenv.install.components import Tools
+        from npuenv.install.environments import EnvironmentPlace
+        from npuenv.install.planning import plan_install
 
         links = (PipSetting(str(self.wheels), "$PIP_FIND_LINKS"),)
         settings = for_uv(PipSettings(find_links=links, is_no_index=True))

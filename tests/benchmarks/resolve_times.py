@@ -16,7 +16,7 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve import published, resolve
@@ -46,7 +46,7 @@ def spread(times: list[float]) -> str:
 def parse(folder: Path) -> None:
     """Parses the tables and looks at nothing."""
     for path in folder.rglob("*.toml"):
-        load_file(path)
+        load_toml(path)
 
 
 def read(folder: Path) -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     requests = [request for request, _ in published(matrix)]  # also fills the caches
     stacks = [_best(request, matrix) for request in requests]
     print(f"{f'resolve {len(stacks)} published requests':44} {spread(stacks)} ms")
-    cases = {path.stem: Request(**load_file(path)["request"]) for path in sorted(CASES.glob("conflict-*.toml"))}
+    cases = {path.stem: Request(**load_toml(path)["request"]) for path in sorted(CASES.glob("conflict-*.toml"))}
     conflicts = {name: _best(request, matrix) for name, request in cases.items()}
     slowest = max(conflicts, key=lambda name: conflicts[name])
     print(f"{f'resolve {len(conflicts)} recorded conflicts':44} {spread([*conflicts.values()])} ms   ({slowest})")

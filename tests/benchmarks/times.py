@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
-    from npuenv.install.locations import default_environment
+    from npuenv.install.environments import default_environment
 
     python = str(default_environment("cpu") / "bin" / "python")
     empty = (sys.executable, "-c", "pass")

@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
+from npuenv.bundle.layout import FileRow, Manifest, SourceRow, manifest_text, request_values, settle, write_tar
 from npuenv.bundle.make import BundleOptions, BundleRequest, Contents, gather, make_bundle
-from npuenv.bundle.manifest import FileRow, Manifest, SourceRow, manifest_text, request_values
 from npuenv.bundle.self_package import BOOTSTRAP, own_requirements
-from npuenv.bundle.write import settle, write_tar
 from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, write_lock
 from npuenv.lock.make import make_lock
-from npuenv.lock.uv import Resolver, find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import Resolver, find_uv, write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import BuildStep, GitSource, Pin, Platform, Reason, Request, Stack
 from tests.support.archives import pack

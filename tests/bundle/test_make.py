@@ -23,12 +23,11 @@ from npuenv import __version__
 from npuenv.app import BundleResult, bundling
 from npuenv.app.bundling import verify_bundle
 from npuenv.bundle import zipapp
-from npuenv.bundle.contents import build_requirements
-from npuenv.bundle.listing import ReleaseFile, best
-from npuenv.bundle.make import check_place, gather, is_archive, make_bundle, staging
+from npuenv.bundle.fetch import ReleaseFile, best_file
+from npuenv.bundle.layout import write_tar
+from npuenv.bundle.make import build_requirements, check_place, gather, is_archive, make_bundle, staging
 from npuenv.bundle.reader import open_bundle
 from npuenv.bundle.self_package import BOOTSTRAP, own_requirements, own_wheel
-from npuenv.bundle.write import write_tar
 from npuenv.cli import install
 from npuenv.cli.bundle import command
 from npuenv.cli.common import Ui
@@ -37,8 +36,7 @@ from npuenv.core.messages import Message, say
 from npuenv.core.plan import Run
 from npuenv.install.failures import reason
 from npuenv.lock.file import Lock, Missing, read_lock
-from npuenv.lock.uv import find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import find_uv, write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
 from tests.bundle.conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
@@ -179,7 +177,7 @@ def test_a_file_that_changes_between_question_and_copy_is_refused(shop: Shop, tm
 )
 def test_the_file_is_the_one_that_an_installer_would_take(files: list[str], expected: int | None) -> None:
     offers = [ReleaseFile(file, f"/x/{file}", str(number), 1) for number, file in enumerate(files)]
-    chosen = best(offers, Platform("aarch64", "3.11"))
+    chosen = best_file(offers, Platform("aarch64", "3.11"))
     assert (chosen.file if chosen else None) == (None if expected is None else files[expected])
 
 
@@ -189,9 +187,9 @@ def test_only_a_file_with_a_hash_of_the_lock_is_taken() -> None:
         ReleaseFile("a-1.tar.gz", "", "old", 1),
     ]
     platform = Platform("aarch64", "3.11")
-    assert best(offers, platform, ("old",)) == offers[1]
-    assert best(offers, platform, ("none",)) is None
-    assert best([replace(offers[0], sha256="")], platform, ("old",)) is not None
+    assert best_file(offers, platform, ("old",)) == offers[1]
+    assert best_file(offers, platform, ("none",)) is None
+    assert best_file([replace(offers[0], sha256="")], platform, ("old",)) is not None
 
 
 def test_what_an_sdist_is_built_with_is_read_from_it(tmp_path: Path) -> None:

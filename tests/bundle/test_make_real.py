@@ -17,8 +17,7 @@ from npuenv.core.errors import CannotTell
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.store import find_lock
-from npuenv.lock.uv import Resolver, find_uv
-from npuenv.lock.wheels import uv_platform
+from npuenv.lock.uv import Resolver, find_uv, uv_platform
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Request, Stack

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.manifest import is_inside, manifest_text, parse_manifest
+from npuenv.bundle.layout import is_inside, manifest_text, parse_manifest, write_tar
 from npuenv.bundle.reader import open_bundle
-from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message, say
 from tests.support.sentences import says

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.manifest import FileRow, Manifest, manifest_text, request_values
+from npuenv.bundle.layout import FileRow, Manifest, manifest_text, request_values
 from npuenv.cli import main
 from npuenv.lock.file import Lock, read_lock, write_lock
 from npuenv.lock.store import shipped_folder

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle import user_files as needed
+from npuenv.bundle import sources as needed
+from npuenv.bundle.layout import write_tar
 from npuenv.bundle.make import check_room, make_bundle
 from npuenv.bundle.reader import open_bundle
-from npuenv.bundle.sources import check_sources
-from npuenv.bundle.user_files import check_cann_files, check_python_archive, find_needed
-from npuenv.bundle.write import write_tar
+from npuenv.bundle.sources import check_cann_files, check_python_archive, check_sources, find_needed
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import say
 from npuenv.host.local import LocalHost
-from npuenv.install.plan.cann_files import expected_names
+from npuenv.install.prerequisites import expected_names
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Platform, Request, Stack

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import check_all
-from npuenv.checks.registry import CHECKS
+from npuenv.checks import CHECKS, check_all
 from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say

@@ -13,11 +13,11 @@ from npuenv.checks.npu.boards import CHECKS as BOARDS
 from npuenv.checks.npu.cards import CHECKS as CARDS
 from npuenv.checks.npu.devices import CHECKS as DEVICES
 from npuenv.checks.npu.driver import CHECKS as DRIVER
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.core.toml_input import load_file
 from npuenv.facts.machine import Account
 from npuenv.facts.npu import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
 from npuenv.facts.npu.failures import QueryRefusal, SmiFailure
@@ -36,7 +36,7 @@ from npuenv.facts.npu.queries import (
     parse_topology,
 )
 from npuenv.facts.npu.smi import NpuProcess, SmiTable, parse_info
-from npuenv.facts.python.interpreter import DeviceRun, Devices
+from npuenv.facts.python import DeviceRun, Devices
 from npuenv.matrix import load_matrix
 from npuenv.report.doctor import grouped
 from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
@@ -56,7 +56,7 @@ EIGHT = tuple(RUN._replace(number=number) for number in range(8))
 
 
 def table_of(name: str) -> SmiTable:
-    read = parse_info(load_file(TABLES[0].parent / f"{name}.toml")["output"])
+    read = parse_info(load_toml(TABLES[0].parent / f"{name}.toml")["output"])
     assert isinstance(read, SmiTable)
     return read
 
@@ -426,7 +426,7 @@ def test_a_half_pair_of_a3_is_missed_and_a_lone_card_is_not() -> None:
 
 
 def details_of(folder: str, name: str) -> str:
-    text: str = load_file(TABLES[0].parents[1] / folder / f"{name}.toml")["output"]
+    text: str = load_toml(TABLES[0].parents[1] / folder / f"{name}.toml")["output"]
     return text
 
 

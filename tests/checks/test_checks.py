@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import check_all, exit_code
+from npuenv.checks import CHECKS, REPORTED_BY, check_all, exit_code
 from npuenv.checks.base import Check, CheckResult, Context
 from npuenv.checks.npu.boards import has_sign_of_cards
-from npuenv.checks.registry import CHECKS
-from npuenv.checks.run import REPORTED_BY
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence, Fact, State, unknown
 from npuenv.core.finding import Status
@@ -25,7 +23,7 @@ from npuenv.facts.network import Proxy
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
 from npuenv.facts.npu.smi import NpuProcess
-from npuenv.facts.python.interpreter import SharedFiles
+from npuenv.facts.python import SharedFiles
 from npuenv.host.recorded import load_capture
 from tests.support.changes import (
     HEALTHY,

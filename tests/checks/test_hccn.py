@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from npuenv.checks import CHECKS as ALL_CHECKS
 from npuenv.checks import check_all
 from npuenv.checks.network.hccn import CHECKS
-from npuenv.checks.registry import CHECKS as ALL_CHECKS
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import collect

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from npuenv.checks import CHECKS as ALL_CHECKS
 from npuenv.checks import check_all
 from npuenv.checks.network.host import CHECKS, is_excepted
 from npuenv.checks.network.interfaces import hccl_choice, matching
-from npuenv.checks.registry import CHECKS as ALL_CHECKS
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import collect

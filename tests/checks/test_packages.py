@@ -15,7 +15,7 @@ from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.cann.toolkit import CannFolder, Installs
 from npuenv.facts.collector import not_asked
 from npuenv.facts.machine import CxxLibrary
-from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
+from npuenv.facts.python import Broken, Import, SharedFiles
 from npuenv.facts.python.packages import (
     Link,
     MetadataTrouble,
@@ -515,7 +515,7 @@ def test_every_check_of_packages_is_shown_failing() -> None:
         *("python.version", "python.torch-pair", "python.torch-npu-cann", "python.torchvision", "python.numpy"),
         *("python.ray-token", "python.vllm-pair"),
         "python.framework-parts",  # shown in test_packages_parts.py
-        "python.made",  # shown in test_damage_made.py
+        "python.made",  # shown in test_environment_made.py
     }
     shown = {check for check, _, status, _ in CASES if status in (Status.WARN, Status.FAIL)}
     assert shown | elsewhere | {"python.stack"} == {check.id for check in CHECKS}

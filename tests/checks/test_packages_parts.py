@@ -11,7 +11,7 @@ from npuenv.checks import check_all
 from npuenv.core.fact import Evidence, Fact, absent, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.facts.python.interpreter import Import
+from npuenv.facts.python import Import
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put
 
 HCCL = "ImportError: libhccl.so: cannot open shared object file: No such file or directory"

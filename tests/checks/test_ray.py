@@ -11,9 +11,8 @@ from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.facts.machine import Process, Processes
 from npuenv.facts.machine.hardware import FolderUsage, MountRow
-from npuenv.facts.ray import RaySession
-from npuenv.facts.ray.status import ClusterStatus as Cluster
-from npuenv.facts.ray.status import Demand, Resource, ResourceDemand, StatusRefusal, StatusTrouble
+from npuenv.facts.ray import ClusterStatus as Cluster
+from npuenv.facts.ray import Demand, RaySession, Resource, ResourceDemand, StatusRefusal, StatusTrouble
 from tests.support.changes import HEALTHY, both, expect, find, gone, lost, packages, put, variables
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from npuenv.cli.app import npuenv as cli
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.python.interpreter import Import
+from npuenv.facts.python import Import
 from npuenv.facts.python.packages import MetadataTrouble, Owned
 from npuenv.matrix import load_matrix
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put, variables

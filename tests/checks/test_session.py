@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.registry import CHECKS
+from npuenv.checks import CHECKS
 from npuenv.checks.session.variables import misread
 from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status

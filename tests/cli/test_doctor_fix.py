@@ -30,14 +30,14 @@ from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
 from npuenv.facts.collect import collect
 from npuenv.host.local import LocalHost
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import write_wheel
 from tests.support.own_signals import interruptible
 from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 pytestmark = pytest.mark.usefixtures("home")
 SAYS = Message("doctor.title")
@@ -400,7 +400,7 @@ def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixt
 
 
 def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_names() -> None:
-    from npuenv.install.plan.fix import FixContext, plan_fixes
+    from npuenv.install.fix_plan import FixContext, plan_fixes
     from npuenv.report.fix import FixOutcome, plan_lines
 
     saved = Message("cli.saved", {"path": "/home/user1/x"})

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
+from npuenv.core.documents import parse_toml
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import loads
 from npuenv.lock.file import Lock, LockedPackage, parse_lock, read_lock
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.store import find_lock, put_lock
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
@@ -169,10 +169,10 @@ def test_a_pylock_is_written_for_a_folder_of_files(home: Path, capsys: pytest.Ca
     own_lock(home, lock_by_hand(stack, digests))
     words = [*CPU, "--format", "pylock", "--bundle", str(folder)]
     assert main(words) == 0
-    rows = loads(capsys.readouterr().out)["packages"]
+    rows = parse_toml(capsys.readouterr().out)["packages"]
     assert {row["wheels"][0]["path"] for row in rows} == {path.name for path in wheels.values()}
     assert main([*words, "-o", str(home)]) == 0
-    row = loads((home / "pylock.toml").read_text())["packages"][0]
+    row = parse_toml((home / "pylock.toml").read_text())["packages"][0]
     assert row["wheels"][0]["path"] == f"bundle/{row['wheels'][0]['name']}"
     wheels["torch"].unlink()
     assert main(words) == 2
@@ -191,7 +191,7 @@ def test_a_project_of_uv_and_a_bill_of_materials_are_written(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert main([*CPU, "--format", "uv", "-o", str(home / "project")]) == 0
     assert says(capsys.readouterr().out, "cli.locked-for-uv", folder=str(home / "project"))
-    rows = loads((home / "project" / "uv.lock").read_text())["package"]
+    rows = parse_toml((home / "project" / "uv.lock").read_text())["package"]
     assert {row["name"] for row in rows} == {*wheels, "cpu"}
     assert main([*CPU, "--format", "cyclonedx", "-o", str(home / "out")]) == 0
     document = json.loads((home / "out" / f"cpu.{lock.platform}.cdx.json").read_text())

@@ -6,7 +6,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.matrix import load_matrix
-from npuenv.resolve.names import FRAMEWORKS, stack_names
+from npuenv.resolve.request import FRAMEWORKS, stack_names
 from tests.support.sentences import sentence
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.cli import doctor, main
 from npuenv.core.errors import ExitCode
-from npuenv.install.locations import default_environment
+from npuenv.install.environments import default_environment
 from tests.install.test_environments import made
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import pytest
 from npuenv.checks import Finding, Status, check_all
 from npuenv.cluster.consistency import check_consistency
 from npuenv.cluster.inventory import Node
+from npuenv.cluster.node_results import ClusterReport, NodeReport
 from npuenv.cluster.ssh import NodeFailure
-from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence
 from npuenv.core.messages import LANGUAGES, Message
-from npuenv.report import cluster, cluster_forms
+from npuenv.report import cluster
 from npuenv.report.terminal import Manner, Page
 from tests.cluster.uniform import planted
 from tests.support.sentences import says
@@ -63,7 +63,7 @@ def test_the_page_folds_away_what_many_have_and_begins_with_the_worst(lang: str)
     nodes = [NodeReport(Node("a", "a"), (), "verl"), *verdict(20).nodes]
     silent = [Node(f"s{number:02}", f"s{number:02}") for number in range(9)]
     nodes += [NodeReport(node, failure=NodeFailure.NOT_FOUND, line=f"no {node.name}") for node in silent]
-    page = cluster_forms.formed("html", ClusterReport(tuple(nodes), source="hosts"), lang=lang, again="npuenv doctor")
+    page = cluster.formed("html", ClusterReport(tuple(nodes), source="hosts"), lang=lang, again="npuenv doctor")
     sections = page.partition("<h2>")[2]
     assert sections.index('class="finding fail"') < sections.index('class="finding ok"')
     assert page.count("<dt><code>/etc/hccn.conf</code></dt>") == 3, "once for each that is told, not for each line"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cluster.consistency import _without_consequences, check_consistency, rules, title
-from npuenv.cluster.consistency.values import ClockOffset
+from npuenv.cluster.consistency.findings import ClockOffset
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say

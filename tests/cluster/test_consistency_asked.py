@@ -9,10 +9,9 @@ import pytest
 
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
-from npuenv.cluster.captures import CaptureWriter, NodeCapture, load_captures
 from npuenv.cluster.inventory import Inventory, Node
+from npuenv.cluster.node_results import CaptureWriter, ClusterReport, NodeCapture, NodeReport, load_captures
 from npuenv.cluster.ssh import NodeFailure
-from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message
 from npuenv.host.recorded import parse_capture

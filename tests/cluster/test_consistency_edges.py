@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cluster.consistency import check_consistency
-from npuenv.cluster.consistency.findings import EVIDENCE_AT_MOST
-from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, NodeValues, Value, ValueKey, group_values
+from npuenv.cluster.consistency.findings import (
+    EVIDENCE_AT_MOST,
+    ClockOffset,
+    NodeIdentity,
+    NodeValues,
+    Value,
+    ValueKey,
+    group_values,
+)
 from npuenv.core.fact import Evidence, known, unknown
 from npuenv.core.finding import Status
 from npuenv.facts.hccn.parsers import Speed

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.consistency.values import NodeIdentity, names_to_resolve
+from npuenv.cluster.consistency.findings import NodeIdentity, names_to_resolve
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from tests.cluster.uniform import cluster

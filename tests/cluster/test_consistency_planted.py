@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from npuenv.cluster.consistency import check_consistency
+from npuenv.core.documents import load_toml
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
-from npuenv.core.toml_input import load_file
 from tests.cluster.uniform import cluster, planted
 from tests.cluster.voting import same, spoken, words
 from tests.support.machines.composed import names
 
 BAD = (Status.WARN, Status.FAIL)
 PLANTED = Path(__file__).parent / "planted"
-FAULTS = [row for name in ("faults", "held_out") for row in load_file(PLANTED / f"{name}.toml")["fault"]]
+FAULTS = [row for name in ("faults", "held_out") for row in load_toml(PLANTED / f"{name}.toml")["fault"]]
 USUAL = "a2-b3-host-roll"
 # One machine of each hardware, and of each way to run there; the others are more of these.
 KINDS = (

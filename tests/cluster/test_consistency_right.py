@@ -43,7 +43,7 @@ def shown(nodes: Any, status: Status) -> str:
     """The names of the findings with a status, as the report says them."""
     from npuenv.cluster.consistency import check_consistency
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.summary import ClusterReport, NodeReport
+    from npuenv.cluster.node_results import ClusterReport, NodeReport
 
     kept = tuple(item for item in check_consistency(nodes) if item.status is status and item.check != "agree.machines")
     judged = tuple(NodeReport(Node(name, name)) for name in nodes)

@@ -21,8 +21,8 @@ from npuenv.checks import Finding, Status
 from npuenv.cli import main
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.inventory import Node
+from npuenv.cluster.node_results import ClusterReport, NodeReport
 from npuenv.cluster.ssh import NodeFailure
-from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import render, says_of
 from npuenv.report.terminal import Manner, Page

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.inventory import MOST_NODES, NO_JUMP, Node, parse, read
-from npuenv.cluster.nodeset import fold
+from npuenv.cluster.inventory import MOST_NODES, NO_JUMP, Node, fold, parse, read
 from npuenv.cluster.ssh import argv_for
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.inventory import MOST_NODES, Node, parse, read
-from npuenv.cluster.nodeset import fold
+from npuenv.cluster.inventory import MOST_NODES, Node, fold, parse, read
 from tests.cluster.test_inventory import names, refusal
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from npuenv.cluster.mesh.running import Line, MeshRun, SshRunner, ping_outcome, 
 from npuenv.cluster.parallel_ssh import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 from tests.cluster.test_mesh_planning import all_pings, cluster
 from tests.cluster.test_mesh_running import GOOD, Nodes, kept, run_of
 from tests.cluster.test_parallel_ssh import client

@@ -19,7 +19,7 @@ from npuenv.cluster.mesh.planning import MeshDevices, MissingDevice, NodeOutput,
 from npuenv.cluster.mesh.running import Line, MeshRun, ping_outcome, survey
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import pytest
 
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.inventory import Node
+from npuenv.cluster.node_results import ClusterReport, NodeReport, group_nodes
 from npuenv.cluster.parallel_ssh import ask
 from npuenv.cluster.ssh import (
     NodeFailure,
@@ -21,7 +22,6 @@ from npuenv.cluster.ssh import (
     failure_of,
     jump_host,
 )
-from npuenv.cluster.summary import ClusterReport, NodeReport, group_nodes
 from npuenv.core.messages import say
 from npuenv.report.cluster import next_of, says_of
 from tests.cluster.test_parallel_ssh import SHED, client, expanded, node

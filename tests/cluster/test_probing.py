@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.consistency.values import NodeIdentity
+from npuenv.cluster.consistency.findings import NodeIdentity
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import PortProbe, localize_port_faults
 from npuenv.cluster.parallel_ssh import NodeAnswer, Transport

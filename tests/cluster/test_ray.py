@@ -24,7 +24,7 @@ import pytest
 from npuenv.cluster import ray
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.parallel_ssh import Transport
-from npuenv.install.locations import default_environment
+from npuenv.install.environments import default_environment
 from tests.support.namespaces import Machine, Machines, listens, machines, why_not
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence

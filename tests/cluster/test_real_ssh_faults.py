@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from tests.cluster.replayed import prepare, replay, tools_folder
 from tests.cluster.uniform import description, name_of, switched
 from tests.cluster.voting import same, spoken, words
@@ -39,7 +39,7 @@ OF_CARDS = (
     "gateways",
     "health",
 )
-PLANTED = {row["id"]: row for row in load_file(Path(__file__).parent / "planted" / "faults.toml")["fault"]}
+PLANTED = {row["id"]: row for row in load_toml(Path(__file__).parent / "planted" / "faults.toml")["fault"]}
 # All at once, on different nodes or in different things, so that none hides another one.
 TOGETHER = ("tls-two-cards", "driver-other-year", "card-address-clash", "card-mtu", "link-down", "netmask", "gateway")
 

@@ -8,7 +8,7 @@ import string
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.consistency import check_consistency
-from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity
+from npuenv.cluster.consistency.findings import ClockOffset, NodeIdentity
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from npuenv.core import toml_input as _toml
+from npuenv.core import documents as _toml
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def written(text: str, wanted: dict[str, list[str]]) -> str:
             olds = blocks[number].split("\n")
             blocks[number] = "\n".join(line if old.startswith(column) else old for old in olds)
     result = "[[row]]\n".join(blocks)
-    _toml.loads(result)
+    _toml.parse_toml(result)
     return result
 
 

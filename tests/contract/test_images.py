@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from npuenv.core import toml_input as _toml
+from npuenv.core import documents as _toml
 from tests.contract.images import Said, differences, read, rows, written
 
 TEXT = r"""
@@ -66,4 +66,4 @@ def test_the_table_is_written_where_it_says_otherwise_and_nowhere_else() -> None
     text = "# Head\n\n" + block.format("one") + block.format("two")
     after = written(text, {"two": ['system_packages = ["g++"]']})
     assert after == "# Head\n\n" + block.format("one") + block.format("two").replace("[]", '["g++"]')
-    assert [row["system_packages"] for row in _toml.loads(after)["row"]] == [[], ["g++"]]
+    assert [row["system_packages"] for row in _toml.parse_toml(after)["row"]] == [[], ["g++"]]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.core.toml_input import load_file, loads
+from npuenv.core.documents import load_toml, parse_toml
 from npuenv.core.versions import python_version
 from npuenv.matrix.keys import configs_of, defaults_of, known_releases, names_of, programs_of
 
@@ -62,7 +62,7 @@ def _run(command: list[str]) -> str:
 @pytest.mark.long
 def test_the_table_equals_what_the_wheels_say(wheels: Path) -> None:
     made = _run([str(wheels / "V" / "bin" / "python"), str(MAKER), str(wheels)])
-    assert loads(made) == loads(TABLE.read_text(encoding="utf-8"))
+    assert parse_toml(made) == parse_toml(TABLE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.registry
@@ -105,7 +105,7 @@ def test_every_program_starts_from_a_configuration_that_its_release_has() -> Non
 def test_a_release_adds_to_the_table_what_differs_from_the_one_before() -> None:
     """No row says a thing twice: spans of one key that follow each other differ in their value."""
     order = {release: at for at, release in enumerate(RELEASES)}
-    table = load_file(TABLE)
+    table = load_toml(TABLE)
     for part in ("keys", "more", "programs", "configs"):
         for key, spans in table[part].items():
             for (_, last, *value), (first, _, *other) in itertools.pairwise(spans):

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 from npuenv.cli import main as cli
 from npuenv.core.errors import NpuenvError
 from npuenv.core.messages import say
-from npuenv.install.locations import default_environment
+from npuenv.install.environments import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
 from npuenv.preflight.configs import find_checkout
+from npuenv.preflight.launch import Machine
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
 from tests.contract.make_verl_keys import programs
 from tests.contract.mutants import Mutant, chosen, mutants
@@ -43,7 +43,7 @@ from tests.render.verl_jobs import RECIPES, published
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.preflight.types import LaunchFinding
+    from npuenv.preflight.launch import LaunchFinding
 
 VERDICTS = Path(__file__).with_name("verl_verdicts.py")
 ROLL_VERDICTS = Path(__file__).with_name("roll_verdicts.py")

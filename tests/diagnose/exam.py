@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.diagnose import Diagnosis, Verdict, diagnose
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
@@ -65,7 +65,7 @@ class Score:
 
 def score(path: Path) -> Score:
     """Diagnoses the report of one case file."""
-    case = load_file(path)
+    case = load_toml(path)
     return Score(path.stem, case, diagnose(read_paste(case["report"].encode(), Redactor().text)))
 
 

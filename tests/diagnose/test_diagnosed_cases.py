@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.diagnose import Diagnosis, Verdict, diagnose
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
@@ -27,7 +27,7 @@ LAST_MEASURED = 201
 def test_a_case_is_diagnosed_and_quotes_the_line_where_it_says(
     path: Path, diagnosed: Callable[[str], Diagnosis]
 ) -> None:
-    case = load_file(path)
+    case = load_toml(path)
     found = diagnosed(case["report"])
     named = {cause.id for cause in found.causes}
     if case["kind"] == "healthy":
@@ -69,7 +69,7 @@ def wrongly_diagnosed(
 ) -> list[str]:
     wrong = []
     for path in paths:
-        case = load_file(path)
+        case = load_toml(path)
         found = diagnosed(wrap(case["report"]))
         right = (
             found.verdict is not Verdict.CAUSE
@@ -96,7 +96,7 @@ def test_wrapping_changes_no_verdict_of_any_case(
 
 def test_a_long_log_around_a_case_hides_nothing() -> None:
     path = HERE / "cases" / "asdops-abi.toml"
-    case = load_file(path)
+    case = load_toml(path)
     noise = "\n".join(
         f"INFO 11-21 10:00:{at % 60:02d} [loggers.py:1] Engine 000: {at} tokens/s" for at in range(20_000)
     )

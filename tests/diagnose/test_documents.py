@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.diagnose import Diagnosis, Verdict
 from tests.diagnose.test_diagnosed_cases import in_fence, windows
 
@@ -21,7 +21,7 @@ REPORTS = sorted((HERE / "cases").glob("m5-*.toml"))
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_a_document_names_no_cause(path: Path, diagnosed: Callable[[str], Diagnosis]) -> None:
-    case = load_file(path)
+    case = load_toml(path)
     for text in (case["report"], windows(case["report"])):
         found = diagnosed(text)
         assert found.verdict is Verdict.NOT_ENVIRONMENT
@@ -30,6 +30,6 @@ def test_a_document_names_no_cause(path: Path, diagnosed: Callable[[str], Diagno
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 def test_prose_around_a_log_makes_no_document(path: Path, diagnosed: Callable[[str], Diagnosis]) -> None:
-    found = diagnosed(in_fence(load_file(path)["report"]))
+    found = diagnosed(in_fence(load_toml(path)["report"]))
     assert found.because is None
     assert found.verdict is Verdict.CAUSE

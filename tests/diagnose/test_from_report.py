@@ -14,7 +14,7 @@ from npuenv.core.errors import BadInput, ExitCode
 from npuenv.matrix.error_patterns import load_error_patterns
 from npuenv.terminal.options import DoctorCommand, format_from_suffix
 from npuenv.terminal.output import run_doctor
-from npuenv.terminal.ui import Ui
+from npuenv.terminal.run import Ui
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,7 @@ from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
 from npuenv.report.diagnosis import lines
 from npuenv.report.doctor import document
-from npuenv.report.doctor_ci import render_junit, sarif_document
-from npuenv.report.html import render_html
+from npuenv.report.doctor_forms import render_html, render_junit, sarif_document
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.changes import examined
 from tests.support.sentences import says, sentence

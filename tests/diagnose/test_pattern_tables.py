@@ -10,7 +10,7 @@ import pytest
 
 from npuenv import diagnose
 from npuenv.core.messages import Message, say
-from npuenv.diagnose.search import Text
+from npuenv.diagnose.text import Text
 from npuenv.host.report import read_paste
 from npuenv.matrix.error_patterns import ErrorPattern, load_error_patterns
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.diagnose import read_facts, signs_of
-from npuenv.diagnose.search import Text
+from npuenv.diagnose.text import Text
 from npuenv.facts.npu.smi import parse_info
 from npuenv.host.report import read_paste
 from npuenv.matrix import load_matrix
@@ -207,12 +207,12 @@ def test_signs(text: str, sign: str) -> None:
 
 
 def test_a_table_of_cards_gives_signs() -> None:
-    table = load_file(SMI / "info_950PR_25.7.rc1_alarm.toml")["output"]
+    table = load_toml(SMI / "info_950PR_25.7.rc1_alarm.toml")["output"]
     assert {"smi-table", "health-alarm"} <= signs(table)
 
 
 def test_a_zombie_on_a_card_is_told_from_any_other() -> None:
-    table = load_file(SMI / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
+    table = load_toml(SMI / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
     pids = [process.pid for process in parse_info(table).processes]  # type: ignore[union-attr]
     zombie = "{}  ?  Z  0:00 [python] <defunct>\n"
     assert pids and "zombie-on-card" in signs(table + zombie.format(pids[0]))

@@ -19,7 +19,7 @@ from tests.support.scripted_host import ScriptedHost, inventory, plain_machine, 
 from tests.support.sentences import says
 
 if TYPE_CHECKING:
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 INFO = "package_name=Ascend-cann-toolkit\nversion=8.5.0\narch=aarch64\npath=/usr/local/Ascend/cann-8.5.0\n"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import check_all
-from npuenv.checks.registry import CHECKS
+from npuenv.checks import CHECKS, check_all
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import Facts, collect

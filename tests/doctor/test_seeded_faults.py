@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.checks import check_all
-from npuenv.core.toml_input import loads
+from npuenv.core.documents import parse_toml
 from npuenv.facts.collect import collect
-from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host import Looked, PathState, Ran
 from npuenv.host.recorded import parse_capture
 from tests.support.sentences import in_both_languages
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npuenv.core.finding import Finding
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 HERE = Path(__file__).parent
-FAULTS = loads((HERE / "seeded_faults.toml").read_text(encoding="utf-8"))["fault"]
+FAULTS = parse_toml((HERE / "seeded_faults.toml").read_text(encoding="utf-8"))["fault"]
 # Each check has seen its faults already in tests/checks; here is the whole doctor, in README's tests for one fault of
 # three. tests/doctor/test_machines.py has one for each check that these leave out.
 UNMARKED = FAULTS[::3]
@@ -154,7 +154,7 @@ def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]
 
 
 # Not to be seen on the hosts of the table, and shown at work elsewhere: these need a stack to be named
-# (tests/checks/test_stack.py, test_packages.py), or cards of the 950 line (tests/checks/test_hccn.py).
+# (tests/checks/test_settings_stack.py, test_packages.py), or cards of the 950 line (tests/checks/test_hccn.py).
 ELSEWHERE = {"stack.cann", "stack.python", "stack.settings", "python.stack", "python.made", "network.card-ports"}
 
 

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from npuenv.core.fact import Fact
-from npuenv.facts import cann, machine, network, npu, ray
+from npuenv.facts import cann, machine, network, npu, python, ray
 from npuenv.facts.cann import toolkit
 from npuenv.facts.hccn import tool
 from npuenv.facts.machine import hardware
 from npuenv.facts.network import interfaces
 from npuenv.facts.npu import driver
-from npuenv.facts.python import interpreter
-from npuenv.facts.ray import status
-from npuenv.host.base import Host
+from npuenv.host import Host
 
 CANN = "/usr/local/Ascend/cann-8.5.0"
 OLDER = "/usr/local/Ascend/ascend-toolkit/8.3.RC1"
@@ -45,7 +43,7 @@ MACHINE: Readers = {
     "processes": machine.processes,
 }
 RAY: Readers = {
-    "ray_status": lambda host: status.status(host, "/opt/env/bin/ray", 45.0),
+    "ray_status": lambda host: ray.status(host, "/opt/env/bin/ray", 45.0),
     "ray_session": ray.session,
     "ray_address": ray.address,
     "ray_token": ray.token,
@@ -101,7 +99,7 @@ FACTS: Readers = {
     "npu_dmesg": npu.events,
     "npu_namespaces": npu.claims,
     "npu_ascend_dmi": npu.dmi,
-    "interpreter": lambda host: interpreter.interpreter(host, "/opt/env/bin/python"),
-    "imports": lambda host: interpreter.imports(host, "/opt/env/bin/python", "torch"),
-    "devices": lambda host: interpreter.devices(host, "/opt/env/bin/python"),
+    "interpreter": lambda host: python.read_interpreter(host, "/opt/env/bin/python"),
+    "imports": lambda host: python.imports(host, "/opt/env/bin/python", "torch"),
+    "devices": lambda host: python.devices(host, "/opt/env/bin/python"),
 }

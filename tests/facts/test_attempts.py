@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from npuenv.facts.python.interpreter import _LOADER
+from npuenv.facts.python import _LOADER
 from npuenv.facts.target import text
 from npuenv.host.local import LocalHost
 

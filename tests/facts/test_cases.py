@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.fact import State
-from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
 from tests.facts.families import FACTS
 from tests.support.scripted_host import ScriptedHost
@@ -48,7 +48,7 @@ def test_recorded_answers_read_as_expected(name: str) -> None:
 
 
 def _reads_as_expected(path: Path) -> str:
-    case = load_file(path)
+    case = load_toml(path)
     expected = case["expected"]
     fact = FACTS[path.parent.name](build(case))
     assert fact.state.value == expected["state"], (path.stem, fact)
@@ -72,7 +72,7 @@ def test_broken_answers_never_raise_and_never_turn_into_another_kind_of_value(na
 
 
 def _break(path: Path, count: int) -> None:
-    case = load_file(path)
+    case = load_toml(path)
     chance = random.Random(path.stem)
     for _ in range(count):
         host = build(case)

@@ -13,7 +13,7 @@ from npuenv.facts.collector import Collector, FactGroup, fact, not_asked, was_as
 from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 
 def smi(host: Host) -> Fact[str]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
+from npuenv.facts import ray as ray_status
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.failures import SmiFailure
 from npuenv.facts.npu.smi import SmiTable, parse_info
-from npuenv.facts.ray import status as ray_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def of_table(text: str) -> Stated:
 
 
 def of_status(text: str) -> Stated:
-    read = ray_status.parse(text)
+    read = ray_status.parse_status(text)
     if read is None:
         return {}
     said: Stated = {("nodes",): read.nodes}
@@ -115,7 +115,7 @@ READERS: dict[str, Callable[[str], Stated]] = {
 
 
 def _text(path: Path) -> str:
-    case = load_file(path)
+    case = load_toml(path)
     return str(
         case["output"] if "output" in case else next(iter(case.get("commands", {"": {}}).values())).get("out", "")
     )

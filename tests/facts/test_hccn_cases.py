@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.fact import Fact, State
-from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
 from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.facts.hccn.survey import answer
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 
 HERE = Path(__file__).parent
-CASES = {path.stem: load_file(path) for path in sorted((HERE / "cases" / "hccn").glob("*.toml"))}
+CASES = {path.stem: load_toml(path) for path in sorted((HERE / "cases" / "hccn").glob("*.toml"))}
 ASKED = sorted({case["item"] for case in CASES.values()})
 TRANSCRIPTS = HERE.parents[2] / "shared" / "transcripts" / "hccn_tool"
 
@@ -88,7 +88,7 @@ def test_a_damaged_answer_never_raises(item: str) -> None:
 
 
 def test_a_cut_table_of_ports_is_unreadable_as_long_as_ports_may_be_missing() -> None:
-    lines = load_file(HERE / "cases" / "hccn" / "a5_dev_info.toml")["answers"]["0"]["out"].splitlines(keepends=True)
+    lines = load_toml(HERE / "cases" / "hccn" / "a5_dev_info.toml")["answers"]["0"]["out"].splitlines(keepends=True)
     for kept in range(7):
         assert ITEMS["dev_info"]("".join(lines[:kept])) is None
     found = ITEMS["dev_info"]("".join(lines[:7]))

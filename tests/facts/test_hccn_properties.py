@@ -13,7 +13,7 @@ from npuenv.core.fact import Fact, State
 from npuenv.facts.hccn.parsers import ITEMS, is_mask
 from npuenv.facts.hccn.survey import answer, grammar
 from npuenv.facts.hccn.tool import HccnRefusal, is_address, lines_of, refusal, refused
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 
 PIECES = (
     "link status: ",

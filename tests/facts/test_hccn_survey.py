@@ -8,7 +8,7 @@ from npuenv.core.fact import Evidence, Fact, State, known, unknown
 from npuenv.facts.hccn.parsers import Address, optical
 from npuenv.facts.hccn.survey import HccnSurvey, card_ids, network, peers, survey_cards
 from npuenv.facts.npu.driver import DeviceNode, Nodes
-from npuenv.host.base import NotRecorded, Ran
+from npuenv.host import NotRecorded, Ran
 from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import State
-from npuenv.facts.ray.status import ResourceDemand, parse
+from npuenv.facts.ray import ResourceDemand, parse_status
 from tests.facts.families import MACHINE, RAY
 from tests.support.scripted_host import ScriptedHost
 
@@ -82,7 +82,7 @@ def test_text_without_any_of_the_formats_gives_no_account_table_or_status(text: 
     host = host_that_says(text)
     for name in ("account", "processes", "mounts", "folder", "processor"):
         assert FACTS[name](host).state is not State.KNOWN or any(char.isdigit() for char in text), name
-    assert parse(text) is None or "/" in text
+    assert parse_status(text) is None or "/" in text
 
 
 @pytest.mark.parametrize("name", sorted({"mounts", "processes", "limits", "memory_of_machine", "ray_status", "cgroup"}))
@@ -101,7 +101,7 @@ def test_ten_megabytes_of_noise_are_read_in_little_time(name: str) -> None:
 def test_a_demand_reads_the_same_in_any_order_of_its_names(names: list[tuple[str, float]], bundles: int) -> None:
     words = ", ".join(f"'{name}': {number}" for name, number in names)
     line = f" {{{words}}} * {bundles} (STRICT_PACK): 1+ pending placement groups"
-    status = parse(f"Resources\nTotal Usage:\n 0.0/8.0 NPU\nPending Demands:\n{line}\n")
+    status = parse_status(f"Resources\nTotal Usage:\n 0.0/8.0 NPU\nPending Demands:\n{line}\n")
     assert status is not None
     (demand,) = status.demands
     assert demand.bundles == (ResourceDemand((("CPU", 3.0), ("NPU", 1.0), ("memory", 2.5)), bundles),)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.fact import State
-from npuenv.core.toml_input import load_file
 from npuenv.facts import collect as collecting
 from npuenv.facts import npu
 from npuenv.facts.npu import driver
 from npuenv.facts.npu.smi import SmiTable, parse_info
-from npuenv.host.base import Looked, NotRecorded, PathState, Ran
+from npuenv.host import Looked, NotRecorded, PathState, Ran
 from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ A5 = "info_950PR_25.7.rc1_alarm"
 
 
 def text_of(folder: str, name: str) -> str:
-    text: str = load_file(HERE / folder / f"{name}.toml")["output"]
+    text: str = load_toml(HERE / folder / f"{name}.toml")["output"]
     return text
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.facts import npu
 from npuenv.facts.collect import plain
 from npuenv.facts.npu import driver, failures, queries
@@ -48,7 +48,7 @@ def _without_none(value: Any) -> Any:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_recorded_answer_reads_as_expected(path: Path) -> None:
-    case = load_file(path)
+    case = load_toml(path)
     read = READERS[path.parent.name](case["output"])
     expected = case["expected"]
     if expected.get("is_none"):
@@ -75,12 +75,12 @@ def test_a_case_named_after_a_transcript_holds_its_text(path: Path) -> None:
     found = list(SHARED.glob(f"*/{path.stem}.txt"))
     if not found:
         pytest.skip("a case of our own")
-    assert load_file(path)["output"].split() == found[0].read_text(encoding="utf-8").split()
+    assert load_toml(path)["output"].split() == found[0].read_text(encoding="utf-8").split()
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_colours_line_ends_and_prefixes_of_logs_change_nothing(path: Path) -> None:
-    text = load_file(path)["output"]
+    text = load_toml(path)["output"]
     read = READERS[path.parent.name]
     lines = text.splitlines()
     assert read(text.replace("\n", "\r\n")) == read(text)
@@ -112,7 +112,7 @@ OURS |= {"conflict", "abnormal", "exception", "0", "0000"}
 @given(case=st.sampled_from(CASES), noise=NOISE, at=st.integers(0, 30), cut=st.integers(0, 3000), ends=st.booleans())
 @settings(deadline=None)
 def test_no_noise_raises_or_invents_a_value(case: Path, noise: list[str], at: int, cut: int, ends: bool) -> None:
-    text = load_file(case)["output"]
+    text = load_toml(case)["output"]
     lines = text.splitlines()
     mixed = "\n".join([*lines[:at], *noise, *lines[at:]])[: cut if ends else None]
     read = plain(READERS[case.parent.name](mixed))

@@ -12,7 +12,7 @@ import pytest
 
 from npuenv.core.messages import say
 from npuenv.facts.pip import PipSetting, PipSettings, for_uv, pip_settings, without_secrets
-from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host import Looked, PathState, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

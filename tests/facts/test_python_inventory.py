@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from npuenv.core.fact import known
-from npuenv.facts.python import interpreter
+from npuenv.facts.python import ask
 from npuenv.facts.python import packages as package_facts
 from npuenv.facts.python.packages import Files, Hashes, Packages
 from npuenv.host.local import LocalHost
@@ -56,7 +56,7 @@ class Site:
         return info
 
     def answer(self) -> dict[str, Any]:
-        found = interpreter.ask(LocalHost(), self.python, "inventory", timeout_s=120.0)
+        found = ask(LocalHost(), self.python, "inventory", timeout_s=120.0)
         assert found.value is not None, found
         return found.value
 
@@ -406,7 +406,7 @@ def test_an_egg_info_in_a_checkout_on_the_path_makes_no_claim_on_the_python(site
 def test_contents_are_compared_with_the_recorded_hash(site: Site) -> None:
     site.add("thing", {"thing/a.py": "0123456789", "thing/b.py": "0123456789"})
     (site.folder / "thing/a.py").write_text("9876543210")
-    answer = interpreter.ask(LocalHost(), site.python, "hashes", timeout_s=120.0)
+    answer = ask(LocalHost(), site.python, "hashes", timeout_s=120.0)
     found = package_facts.hashes(answer).value
     assert isinstance(found, Hashes) and found.is_complete
     (altered,) = [each for each in found.altered if each.owner == "thing"]

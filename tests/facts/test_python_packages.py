@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import LINE_AT_MOST, Evidence, Fact, State, absent, known, unknown
+from npuenv.facts import python as python_facts
 from npuenv.facts.collect import collect
 from npuenv.facts.collector import Collector, was_asked
 from npuenv.facts.python import PythonFacts, find_python
-from npuenv.facts.python import interpreter as python_facts
 from npuenv.facts.python import packages as elf_facts
 from npuenv.facts.python import packages as package_facts
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 from tests.support.python_answers import SITE, elf, files, hashes, packages
 from tests.support.scripted_host import ScriptedHost, inventory
 

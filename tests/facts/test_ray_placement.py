@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.ray.status import Demand, Lack, ResourceDemand, parse, unsatisfiable_demand
+from npuenv.facts.ray import Demand, Lack, ResourceDemand, parse_status, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def test_where_nobody_knows_what_each_node_has_the_whole_and_their_number_count(
 
 def test_a_group_of_several_kinds_of_bundles_is_read_whole() -> None:
     line = " {'NPU': 1.0, 'node:10.0.0.5': 0.001} * 1, {'NPU': 1.0} * 15 (PACK): 1+ pending placement groups"
-    status = parse(f"Resources\nTotal Usage:\n 0.0/8.0 NPU\nPending Demands:\n{line}\n")
+    status = parse_status(f"Resources\nTotal Usage:\n 0.0/8.0 NPU\nPending Demands:\n{line}\n")
     assert status is not None and status.has_all_demands
     (wanted,) = status.demands
     assert (wanted.of("NPU"), wanted.count, wanted.largest("NPU"), wanted.how) == (16.0, 16, 1.0, "PACK")
@@ -89,6 +89,6 @@ def test_nodes_of_one_kind_are_counted_and_those_of_each_node_in_detail_are_not_
         "Total Usage:\n 0.0/32.0 NPU\n\nFrom request_resources:\n (none)\nPending Demands:\n (no resource demands)\n\n"
         "Node: 8c182cfb\n Usage:\n  0.0/8.0 NPU\n"
     )
-    status = parse(text)
+    status = parse_status(text)
     assert status is not None
     assert (status.nodes, status.total("NPU"), status.has_all_demands) == (4, 32.0, True)

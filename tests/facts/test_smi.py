@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 
@@ -46,7 +46,7 @@ NO_TABLE = {"info_l_950_doc", "info_m_910A_23.0.5", "info_m_910B3_mcu"}
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_a_recorded_output_reads_as_expected(path: Path) -> None:
-    case = load_file(path)
+    case = load_toml(path)
     read = parse_info(case["output"])
     expected = case["expected"]
     if "trouble" in expected:
@@ -94,7 +94,7 @@ def test_no_shared_transcript_of_info_is_forgotten() -> None:
 
 
 def _outputs() -> list[str]:
-    return [case["output"] for case in map(load_file, CASES) if "layout" in case["expected"]]
+    return [case["output"] for case in map(load_toml, CASES) if "layout" in case["expected"]]
 
 
 def _broken(text: str, chance: random.Random) -> str:
@@ -154,7 +154,7 @@ def test_an_old_chip_whose_name_is_a_number_is_still_a_card() -> None:
 
 
 def test_a_chip_of_a3_has_the_number_of_its_device_node() -> None:
-    read = parse_info(load_file(CASES[0].parent / "info_A3_25.3.rc1_16chips_busy.toml")["output"])
+    read = parse_info(load_toml(CASES[0].parent / "info_A3_25.3.rc1_16chips_busy.toml")["output"])
     assert isinstance(read, SmiTable)
     assert [card.physical for card in read.cards] == list(range(16))
 
@@ -168,7 +168,7 @@ def test_a_cut_table_says_that_it_is_not_complete() -> None:
 
 
 def test_two_halves_of_two_cards_are_not_one() -> None:
-    lines = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"].splitlines()
+    lines = load_toml(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"].splitlines()
     at = next(number for number, line in enumerate(lines) if "0000:" in line)
     for cut in (lambda line: None, lambda line: line[:40]):  # lost, and cut off at the edge of a terminal
         broken = [cut(line) if number in (at, at + 2) else line for number, line in enumerate(lines)]
@@ -187,8 +187,8 @@ def test_two_halves_of_two_cards_are_not_one() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_unknown(printed: str, damaged: str, name: str) -> None:
-    text = load_file(CASES[0].parent / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
-    text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"] if printed not in text else text
+    text = load_toml(CASES[0].parent / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
+    text = load_toml(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"] if printed not in text else text
     read = parse_info(text.replace(printed, damaged))
     assert printed in text and isinstance(read, SmiTable) and len(read.cards) == 8
     assert all(getattr(card, name) is None for card in read.cards)
@@ -200,7 +200,7 @@ def test_no_card_on_the_server_is_an_answer_and_not_a_trouble() -> None:
 
 
 def test_a_card_whose_lower_row_is_lost_makes_the_table_incomplete() -> None:
-    output = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
+    output = load_toml(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
     lines = output.splitlines()
     lower = next(number for number, line in enumerate(lines) if "0000:" in line)
     whole, cut = parse_info(output), parse_info("\n".join(lines[:lower] + lines[lower + 1 :]))
@@ -210,7 +210,7 @@ def test_a_card_whose_lower_row_is_lost_makes_the_table_incomplete() -> None:
 
 
 def test_a_process_of_a_container_has_its_number_there_in_26() -> None:
-    text = load_file(CASES[0].parent / "info_910B3_26.0_process_table.toml")["output"]
+    text = load_toml(CASES[0].parent / "info_910B3_26.0_process_table.toml")["output"]
     read = parse_info(text.replace("| NA                      |", "| 4711                    |"))
     assert isinstance(read, SmiTable)
     assert [(item.npu, item.pid, item.name, item.container_pid) for item in read.processes] == [
@@ -222,7 +222,7 @@ def test_a_process_of_a_container_has_its_number_there_in_26() -> None:
 
 @pytest.mark.parametrize("name", ["info_A3_25.5.0", "info_910B4_25.5.2_npu5", "info_310P3_22.0.4_vm", "info_950_doc"])
 def test_a_table_without_its_head_is_still_read_and_said_to_be_cut(name: str) -> None:
-    lines = load_file(CASES[0].parent / f"{name}.toml")["output"].splitlines()
+    lines = load_toml(CASES[0].parent / f"{name}.toml")["output"].splitlines()
     whole = parse_info("\n".join(lines))
     first = next(number for number, line in enumerate(lines) if "Bus-Id" in line) + 1
     cut = parse_info("\n".join(lines[first:]))
@@ -236,7 +236,7 @@ NOISE = st.lists(st.text(alphabet="|+-=/. 0123456789OKAlarmNPUChipBus-Id()%:\t\x
 @given(case=st.sampled_from(CASES), noise=NOISE, at=st.integers(0, 60), cut=st.integers(0, 6000), ends=st.booleans())
 @settings(deadline=None)
 def test_no_noise_in_a_table_raises_or_invents(case: Path, noise: list[str], at: int, cut: int, ends: bool) -> None:
-    text = load_file(case)["output"]
+    text = load_toml(case)["output"]
     lines = text.splitlines()
     mixed = "\n".join([*lines[:at], *noise, *lines[at:]])[: cut if ends else None]
     read = parse_info(mixed)
@@ -251,7 +251,7 @@ def test_no_noise_in_a_table_raises_or_invents(case: Path, noise: list[str], at:
 @pytest.mark.parametrize("lines", [3_500, pytest.param(70_000, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_long_log_around_a_table_is_read_in_a_time_that_grows_with_its_length(lines: int) -> None:
     """With the square of it, also the shorter one would take longer than a test may."""
-    text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
+    text = load_toml(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
     noise = "2026-03-04 05:06:07 INFO worker | step 17 | loss 0.031 | nothing to see |\n" * lines
     read = parse_info(noise + text + noise)
     assert isinstance(read, SmiTable) and len(read.cards) == 8
@@ -261,13 +261,13 @@ def test_a_long_log_around_a_table_is_read_in_a_time_that_grows_with_its_length(
     "row", ["| x     0 | 12 | python | 5 |", "| 0     x | 12 | python | 5 |", "| 0 0 | pid | p | 5 |"]
 )
 def test_a_process_row_with_a_word_for_a_number_is_left_out(row: str) -> None:
-    text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
+    text = load_toml(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
     read = parse_info(f"{text}\n{row}\n")
     assert isinstance(read, SmiTable) and read.processes == () and len(read.cards) == 8
 
 
 def test_a_lower_row_whose_numbers_are_not_all_numbers_is_no_card() -> None:
-    text = load_file(next(path for path in CASES if path.stem == "info_A3_25.5.0"))["output"]
+    text = load_toml(next(path for path in CASES if path.stem == "info_A3_25.5.0"))["output"]
     lower = next(line for line in text.splitlines() if re.match(r"\| +0 +0 +\|", line))
     damaged = text.replace(lower, re.sub(r"0( +)0( +\|)", r"0\1x\2", lower, count=1))
     whole, broken = parse_info(text), parse_info(damaged)

@@ -17,8 +17,8 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.cli.app import npuenv as npuenv_command
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import ExitCode
-from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
 from tests.golden.test_golden import LOCALE, ROOT, forget_help_options, plain
@@ -33,12 +33,12 @@ KEPT = HERE / "documents"
 SENTENCE = "<sentence>"
 DEEPEST, WIDEST = 4, 160
 CASES = ROOT / "tests/diagnose/cases"
-RUNS: dict[str, str] = load_file(HERE / "documents.toml")["runs"]
+RUNS: dict[str, str] = load_toml(HERE / "documents.toml")["runs"]
 # Each machine of tests/support is looked at; some reports of tests/diagnose are read.
 RUNS |= {f"doctor-{name}": f"doctor --from {{captures}}/{name}.json --level 2" for name in names()}
 RUNS |= {
     f"diagnosis-{name}": f"doctor --from-report {{reports}}/{name}.log"
-    for name in load_file(HERE / "documents.toml")["reports"]
+    for name in load_toml(HERE / "documents.toml")["reports"]
 }
 
 
@@ -52,7 +52,7 @@ def write_inputs(line: str, places: dict[str, Path]) -> None:
             collect(host, python=described["python"]["executable"], level=2, framework=described["framework"])
             path.write_text(host.capture_text(), encoding="utf-8")
         elif word.startswith("{reports}"):
-            path.write_text(load_file(CASES / f"{path.stem}.toml")["report"], encoding="utf-8")
+            path.write_text(load_toml(CASES / f"{path.stem}.toml")["report"], encoding="utf-8")
 
 
 def document(line: str, places: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pytest
 import npuenv
 from npuenv.cli import main
 from npuenv.cli.app import npuenv as npuenv_command
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from tests.support.own_signals import restored
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CASES = ROOT / "tests/diagnose/cases"
-RUNS: dict[str, dict[str, Any]] = load_file(HERE / "runs.toml")
+RUNS: dict[str, dict[str, Any]] = load_toml(HERE / "runs.toml")
 LOCALE = {"en": "C", "zh": "zh_CN.UTF-8"}
 FILES = [
     pytest.param(name, lang, marks=() if lang == "en" else pytest.mark.slow)
@@ -50,7 +50,7 @@ def lines_of(command: str) -> Iterator[str]:
     """The command lines of a file."""
     yield from RUNS[command]["runs"]
     if count := RUNS[command].get("reports"):
-        for name in load_file(HERE / "documents.toml")["reports"][:count]:
+        for name in load_toml(HERE / "documents.toml")["reports"][:count]:
             yield f"doctor --from-report {{reports}}/{name}.log"
 
 
@@ -61,7 +61,7 @@ def run(
     argv = [word.format(**places) for word in shlex.split(line)]
     for word in argv:
         if word.startswith(str(places["reports"])):
-            Path(word).write_text(load_file(CASES / f"{Path(word).stem}.toml")["report"], encoding="utf-8")
+            Path(word).write_text(load_toml(CASES / f"{Path(word).stem}.toml")["report"], encoding="utf-8")
     capfd.readouterr()
     code = program(argv)
     out, err = capfd.readouterr()
@@ -127,7 +127,7 @@ def test_what_a_command_says_is_what_its_golden_file_holds(
     monkeypatch.setenv("LANG", LOCALE[lang])
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr("npuenv.report.sources.today", lambda: datetime.date(2026, 11, 30))
+    monkeypatch.setattr("npuenv.report.lines.today", lambda: datetime.date(2026, 11, 30))
     places = {"hosts": ROOT / "tests/support/hosts", "scripts": HERE / "scripts", "work": work, "home": home}
     places["reports"] = tmp_path / "reports"
     forget_help_options(npuenv_command)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npuenv
-from npuenv.host.base import PathState
+from npuenv.host import PathState
 from npuenv.host.local import MAX_BYTES, LocalHost, is_on_path
 from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.host.base import Ran
+    from npuenv.host import Ran
 
 
 def test_a_program_gives_code_and_both_streams() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
-from npuenv.host.base import Looked, NotRecorded, PathState, Ran
+from npuenv.host import Looked, NotRecorded, PathState, Ran
 from npuenv.host.recorded import RecordingHost, load_capture, parse_capture
 from tests.support.scripted_host import ScriptedHost
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.cli import main
-from npuenv.core.toml_input import load_file
-from npuenv.host.base import Looked, PathState
+from npuenv.core.documents import load_toml
+from npuenv.host import Looked, PathState
 from npuenv.host.recorded import RecordingHost, load_capture
 from npuenv.host.redact import Redactor, redact_text
 from tests.support.scripted_host import ScriptedHost, inventory, plain_machine, with_cann
 
-SECRETS = load_file(Path(__file__).parent / "secrets.toml")["secret"]
+SECRETS = load_toml(Path(__file__).parent / "secrets.toml")["secret"]
 PS = "ps -eo pid,ppid,stat,comm"
 
 

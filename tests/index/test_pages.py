@@ -15,10 +15,9 @@ import pytest
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import say
 from npuenv.facts.pip import PipSetting, PipSettings
-from npuenv.index.fetch import Bounds, RequestLimits
 from npuenv.index.metadata import Unreadable
-from npuenv.index.pages import Indexes, IndexFile
-from npuenv.lock.wheels import write_wheel
+from npuenv.index.pages import Bounds, Indexes, IndexFile, RequestLimits
+from npuenv.lock.uv import write_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.app import locks, resolution, verify
+from npuenv.app import installation, locks, resolution
 from npuenv.cli import main
 from npuenv.core.messages import Message
 from npuenv.facts import conditions
@@ -26,15 +26,14 @@ from npuenv.facts.pip import PipSettings, for_uv, pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import sha256_of
 from npuenv.install import executor as work
+from npuenv.install.components import Tools
+from npuenv.install.environments import EnvironmentPlace
 from npuenv.install.executor import Event, ExecutionContext, Outcome, StepEvent, execute
-from npuenv.install.locations import EnvironmentPlace
-from npuenv.install.plan.context import Tools
-from npuenv.install.plan.make import plan_install
+from npuenv.install.planning import plan_install
+from npuenv.lock.checking import require_sources
 from npuenv.lock.make import make_lock
-from npuenv.lock.preconditions import require_sources
-from npuenv.lock.uv import Resolver, find_uv
-from npuenv.lock.wheels import write_wheel
-from npuenv.render.activation import render_activations
+from npuenv.lock.uv import Resolver, find_uv, write_wheel
+from npuenv.render.variables import render_activations
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
 from tests.support.inspecting import inspect_here, run_here
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from npuenv.core.finding import Finding
     from npuenv.core.plan import Plan
-    from npuenv.host.base import Ran
+    from npuenv.host import Ran
     from npuenv.lock.file import Lock
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
@@ -294,7 +293,7 @@ def product(
     monkeypatch.setattr(LocalHost, "run", answered_once(world.kept.answers))
     monkeypatch.setattr(resolution, "for_this_machine", lambda request: request)
     monkeypatch.setattr(resolution, "resolve", lambda request: product.stack)
-    monkeypatch.setattr(verify, "failed_checks", lambda host, stack, python: product.failed_checks)
+    monkeypatch.setattr(installation, "failed_checks", lambda host, stack, python: product.failed_checks)
     monkeypatch.setattr(locks, "lock", lambda stack, resolver, **more: product.lock)
     if PRODUCT in world.kept:
         world.kept.restore(PRODUCT, tmp_path)

@@ -19,7 +19,7 @@ import pytest
 
 from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

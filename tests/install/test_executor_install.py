@@ -24,7 +24,7 @@ from npuenv.host.writing import claim
 from npuenv.install.executor import Event, ExecutionContext, StepEvent, execute
 from npuenv.install.failures import deciding_line
 from npuenv.lock.file import parse_lock, write_lock
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import write_wheel
 from npuenv.render.script import render_script
 from tests.support.own_signals import interruptible
 from tests.support.waiting import is_gone, until

@@ -15,18 +15,18 @@ import pytest
 from npuenv.core.errors import NpuenvError
 from npuenv.facts.pip import for_uv, pip_settings
 from npuenv.host.local import LocalHost
+from npuenv.install.components import Tools
+from npuenv.install.environments import EnvironmentPlace
 from npuenv.install.executor import ExecutionContext, execute
-from npuenv.install.locations import EnvironmentPlace
-from npuenv.install.plan.context import Tools
-from npuenv.install.plan.make import plan_install
-from npuenv.install.plan.target import check_target, find_python
+from npuenv.install.planning import plan_install
+from npuenv.install.target import check_target, find_python
+from npuenv.lock.checking import require_complete, require_sources
 from npuenv.lock.file import read_lock
 from npuenv.lock.make import make_lock, wheel_hashes
-from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import fits_stack
 from npuenv.lock.uv import Resolver, find_uv
 from npuenv.matrix import load_matrix
-from npuenv.render.activation import render_activations
+from npuenv.render.variables import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 

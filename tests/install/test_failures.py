@@ -22,7 +22,7 @@ from npuenv.core.plan import Condition
 from npuenv.facts.conditions import ask
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Event, StepEvent
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import part, says
 

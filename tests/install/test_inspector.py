@@ -20,13 +20,10 @@ from npuenv.facts.manifest import describe
 from npuenv.facts.target.dist_info import sha256
 from npuenv.host.local import LocalHost
 from npuenv.install import env_verifier as inspector
-from npuenv.install.env_verifier import files, program
-from npuenv.install.env_verifier.inspection import Inspection
-from npuenv.install.env_verifier.leftovers import unowned
-from npuenv.install.env_verifier.mending import distrust
-from npuenv.install.env_verifier.verifying import imported
-from npuenv.lock.uv import find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.install.env_verifier import program
+from npuenv.install.env_verifier.inspection import Inspection, unowned, write_json
+from npuenv.install.env_verifier.program import distrust, imported
+from npuenv.lock.uv import find_uv, write_wheel
 from tests.support.inspecting import inspected
 
 if TYPE_CHECKING:
@@ -390,7 +387,7 @@ def test_all_that_an_environment_says_of_itself_is_on_the_disk_before_it_comes_i
     assert {str(root / "npuenv-env.json"), *own, f"{root}/.npuenv", str(root), str(root.parent)} == set(before)
     assert (renamed, after) == (f"rename {link}", str(link.parent))
     events.clear()
-    files.write_json(str(root / ".npuenv/verified.json"), {"a": 1})
+    write_json(str(root / ".npuenv/verified.json"), {"a": 1})
     assert events == [f"{root}/.npuenv/verified.json.new", f"rename {root}/.npuenv/verified.json"]
 
 

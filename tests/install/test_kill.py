@@ -30,14 +30,13 @@ import pytest
 from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.pip import PipSetting, PipSettings, for_uv
 from npuenv.install import env_verifier as inspector
-from npuenv.install.locations import EnvironmentPlace
-from npuenv.install.plan.context import Tools
-from npuenv.install.plan.make import plan_install
+from npuenv.install.components import Tools
+from npuenv.install.environments import EnvironmentPlace
+from npuenv.install.planning import plan_install
 from npuenv.lock.file import read_lock
-from npuenv.lock.uv import find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import find_uv, write_wheel
 from npuenv.matrix import load_matrix
-from npuenv.render.activation import render_activations
+from npuenv.render.variables import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.waiting import is_gone, until

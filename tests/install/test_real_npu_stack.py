@@ -23,24 +23,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.app.verify import failed_checks
+from npuenv.app.installation import failed_checks
 from npuenv.cli import main
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import NpuenvError, StepFailed
 from npuenv.core.messages import say
-from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import for_uv, pip_settings
 from npuenv.host.local import LocalHost
+from npuenv.install.components import Tools
+from npuenv.install.environments import EnvironmentPlace
 from npuenv.install.executor import ExecutionContext, Outcome, execute
-from npuenv.install.locations import EnvironmentPlace
-from npuenv.install.plan.context import Tools
-from npuenv.install.plan.local_sources import digests_of
-from npuenv.install.plan.make import plan_install
-from npuenv.install.plan.target import check_target, find_python
+from npuenv.install.planning import plan_install
+from npuenv.install.target import check_target, digests_of, find_python
+from npuenv.lock.checking import require_complete, require_sources
 from npuenv.lock.make import make_lock
-from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.uv import Resolver, find_uv, platform_options
 from npuenv.matrix import load_matrix
-from npuenv.render.activation import render_activations
+from npuenv.render.variables import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 
@@ -173,7 +172,7 @@ class Workshop:
         platform = platform_options(_resolved("vllm-ascend").platform)
         ran = self.resolver.run(("pip", "compile", *form, *platform, str(self.folder / "sources.in")))
         assert ran.code == 0, ran.err
-        return {row["name"]: self._fetched(row["sdist"]) for row in load_file(found)["packages"]}
+        return {row["name"]: self._fetched(row["sdist"]) for row in load_toml(found)["packages"]}
 
     def _fetched(self, sdist: dict[str, Any]) -> str:
         with urllib.request.urlopen(sdist["url"], timeout=120) as answer:

@@ -14,8 +14,7 @@ import pytest
 
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.lock.file import Missing
-from npuenv.lock.uv import find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import find_uv, write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import says
 

@@ -19,8 +19,7 @@ from npuenv.app import InstallOptions, Progress, install
 from npuenv.app.installation import manifest_request
 from npuenv.bundle import reader as meant
 from npuenv.bundle import reader as opened
-from npuenv.bundle.manifest import FileRow, Manifest, manifest_text, request_values
-from npuenv.bundle.write import settle, write_tar
+from npuenv.bundle.layout import FileRow, Manifest, manifest_text, request_values, settle, write_tar
 from npuenv.checks import Finding, Status
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress
@@ -34,15 +33,14 @@ from npuenv.host.writing import sha256_of
 from npuenv.install import executor as work
 from npuenv.install.executor import Event, StepEvent
 from npuenv.lock.file import write_lock
-from npuenv.lock.uv import find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import find_uv, write_wheel
 from npuenv.resolve.types import Request
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.app.job import InstallJob
+    from npuenv.app.progress import InstallJob
     from npuenv.install.environments import PackageChange
     from tests.install.conftest import Product, World
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import load_file
 from npuenv.lock.conflict import prove, single_overrides, smallest
 from npuenv.lock.file import Lock, parse_lock, write_lock
 from npuenv.lock.inputs import REPLACE, REQUIRE, InputLine, Inputs, inputs_of
@@ -20,7 +20,7 @@ from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Sta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CASES: list[dict[str, Any]] = load_file(Path(__file__).with_name("conflicts.toml"))["case"]
+CASES: list[dict[str, Any]] = load_toml(Path(__file__).with_name("conflicts.toml"))["case"]
 
 
 def stack_of(case: dict[str, Any]) -> Stack:

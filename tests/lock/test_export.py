@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.documents import parse_toml
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
-from npuenv.core.toml_input import loads
 from npuenv.lock.export import files_by_hash, pylock_toml, requirement_lines, requirements_txt
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
-from npuenv.lock.uv import find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import find_uv, write_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +57,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 
 def test_a_pylock_names_each_file_by_its_path_and_hash(bundle: Bundle) -> None:
-    table = loads(bundle.pylock())
+    table = parse_toml(bundle.pylock())
     base, upper = table["packages"]
     name = "base-1.0-py3-none-any.whl"
     hashes = {"sha256": digest(bundle.folder / "wheels" / name)}
@@ -73,7 +72,7 @@ def test_a_pylock_names_each_file_by_its_path_and_hash(bundle: Bundle) -> None:
 
 def test_a_pylock_is_valid_by_the_specification(bundle: Bundle) -> None:
     pylock = pytest.importorskip("packaging.pylock", reason="this packaging does not know the format yet")
-    parsed = pylock.Pylock.from_dict(loads(bundle.pylock()))
+    parsed = pylock.Pylock.from_dict(parse_toml(bundle.pylock()))
     parsed.validate()
     assert [(str(p.name), str(p.version)) for p in parsed.packages] == [("base", "1.0"), ("up-per", "2.0+cpu")]
 
@@ -87,7 +86,7 @@ def test_a_pylock_is_for_its_platform_only(bundle: Bundle, machine: str | None, 
     from packaging.specifiers import SpecifierSet
 
     bundle.lock = replace(bundle.lock, platform=f"{machine or platform.machine()}-cp3{python}-glibc2.28")
-    table: dict[str, Any] = loads(bundle.pylock())
+    table: dict[str, Any] = parse_toml(bundle.pylock())
     assert Marker(table["environments"][0]).evaluate() is is_meant
     running = f"3.{sys.version_info[1]}.4"
     fits_python = SpecifierSet(table["requires-python"]).contains(running, prereleases=False)
@@ -99,7 +98,7 @@ def test_a_source_archive_stands_in_where_there_is_no_wheel(bundle: Bundle) -> N
     archive.write_bytes(b"an archive")
     old = LockedPackage("old", "1", (digest(archive),))
     bundle.lock = replace(bundle.lock, packages=(bundle.lock.packages[0], old, bundle.lock.packages[1]))
-    row = loads(bundle.pylock())["packages"][1]
+    row = parse_toml(bundle.pylock())["packages"][1]
     assert row["sdist"]["path"] == "old-1.tar.gz" and "wheels" not in row
 
 
@@ -147,7 +146,7 @@ def test_a_wheel_goes_before_a_source_archive_of_the_same_package(bundle: Bundle
     base = bundle.lock.packages[0]
     both = replace(base, sha256=tuple(sorted((*base.sha256, digest(archive)))))
     bundle.lock = replace(bundle.lock, packages=(both, bundle.lock.packages[1]))
-    row = loads(bundle.pylock())["packages"][0]
+    row = parse_toml(bundle.pylock())["packages"][0]
     assert [wheel["name"] for wheel in row["wheels"]] == ["base-1.0-py3-none-any.whl"] and "sdist" not in row
 
 

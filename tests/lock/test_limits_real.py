@@ -13,7 +13,7 @@ from npuenv.app import Progress
 from npuenv.app.locks import this_resolver
 from npuenv.core.errors import NothingFits
 from npuenv.host.local import LocalHost
-from npuenv.install.plan.target import find_python
+from npuenv.install.target import find_python
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

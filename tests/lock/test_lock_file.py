@@ -19,8 +19,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.store import locks_named, put_lock, shelf_locks
-from npuenv.lock.uv import Resolver
-from npuenv.lock.wheels import fits, platform_tags
+from npuenv.lock.uv import Resolver, platform_tags, wheel_fits
 from npuenv.maintain.lock_all import lock_all
 from npuenv.matrix import load_matrix
 from npuenv.report.shelf import shelf_page, shelf_rows
@@ -262,7 +261,7 @@ def test_a_lock_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     ],
 )
 def test_a_wheel_fits_by_its_tags(name: str, is_fit: bool) -> None:
-    assert fits(name, platform_tags(Platform("x86_64", "3.11"))) is is_fit
+    assert wheel_fits(name, platform_tags(Platform("x86_64", "3.11"))) is is_fit
 
 
 @pytest.mark.parametrize(

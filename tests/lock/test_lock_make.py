@@ -18,16 +18,15 @@ from packaging.version import Version
 from npuenv.core.errors import BadInput, CannotTell, NothingFits
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import pip_settings
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import inputs, make, uv
+from npuenv.lock.checking import require_complete, require_sources
 from npuenv.lock.file import Lock, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Known, make_lock, solve
-from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import shelf_locks, shipped_folder
-from npuenv.lock.uv import Resolver, deciding_line, find_uv
-from npuenv.lock.wheels import uv_platform, write_wheel
+from npuenv.lock.uv import Resolver, deciding_line, find_uv, uv_platform, write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.matrix.rows import WheelHash
 from npuenv.resolve import resolve

@@ -11,9 +11,9 @@ from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
+from npuenv.lock.checking import fill_command, require_complete
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import inputs_of
-from npuenv.lock.preconditions import fill_command, require_complete
 from npuenv.lock.store import as_locked, find_lock, put_lock
 from npuenv.lock.uv import Resolver
 from npuenv.matrix import load_matrix

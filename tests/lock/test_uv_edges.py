@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npuenv.facts.pip import PipSettings
-from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, InputLine, Inputs
 from npuenv.lock.uv import Resolver, Supply, write_inputs

@@ -14,7 +14,7 @@ from npuenv.matrix import Matrix, load_matrix
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.maintain.compare import RowConflict
+    from npuenv.maintain.contradict import RowConflict
 
 MATRIX = load_matrix()
 

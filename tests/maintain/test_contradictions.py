@@ -33,12 +33,12 @@ def test_both_sides_and_their_sources_are_there_and_differ() -> None:
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_reason_of_each_is_in_the_catalogue_and_no_reason_is_unused(lang: str) -> None:
-    from npuenv.core.toml_input import load_file
+    from npuenv.core.documents import load_toml
 
     named = {row.why for row in MATRIX.contradictions}
     assert all(say(Message(key), lang) for key in named)
     path = Path(__file__).parents[2] / "npuenv" / "core" / "messages" / "contradiction.toml"
-    assert {f"contradiction.{name}" for name in load_file(path)} == named
+    assert {f"contradiction.{name}" for name in load_toml(path)} == named
 
 
 def test_an_open_one_says_that_it_is_open() -> None:

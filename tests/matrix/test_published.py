@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack
@@ -21,12 +21,12 @@ RECIPES = {recipe.id: recipe for recipe in MATRIX.recipes}
 
 @functools.cache
 def mapped() -> list[dict[str, str]]:
-    return [row for path in sorted(FOLDER.glob("*.toml")) for row in load_file(path)["stack"]]
+    return [row for path in sorted(FOLDER.glob("*.toml")) for row in load_toml(path)["stack"]]
 
 
 @functools.cache
 def collected() -> dict[str, dict[str, str]]:
-    rows = load_file(FACTS)["stack"]
+    rows = load_toml(FACTS)["stack"]
     return {row["name"]: row for row in rows if row["framework"].casefold() in ("verl", "roll")}
 
 

@@ -8,13 +8,12 @@ import pytest
 
 from npuenv.core import versions
 from npuenv.matrix import Matrix
-from npuenv.matrix.compatibility import pairing
-from npuenv.matrix.release_stacks import all_recipes, of_torch_npu, partner_overrides, recipe_named
+from npuenv.matrix.release_stacks import all_recipes, of_torch_npu, pairing, partner_overrides, recipe_named
 from npuenv.matrix.rows import RecipePin
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import candidate_of, choices
-from npuenv.resolve.clash_identity import broader
 from npuenv.resolve.rules import matrix_conflicts
+from npuenv.resolve.search import broader_clash
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX
 
@@ -136,11 +135,11 @@ def test_what_is_said_of_a_framework_is_about_the_pin_that_was_taken() -> None:
     open_to = choices(recipe, request)
     taken = candidate_of(recipe, {name: values[0] for name, values in open_to.items()}, MATRIX)
     (clash,) = (each for each in matrix_conflicts(taken, MATRIX) if each.says.key == "resolve.torch-npu-torch")
-    more = broader(clash, taken, request)
+    more = broader_clash(clash, taken, request)
     assert more is not None
     assert more.says.args["version"] == "2.13.0"
-    assert broader(clash, taken.with_version("torch", "2.9.0"), request) is None
-    assert broader(clash, taken, Request(stack=recipe.id, pins=request.pins)) is None
+    assert broader_clash(clash, taken.with_version("torch", "2.9.0"), request) is None
+    assert broader_clash(clash, taken, Request(stack=recipe.id, pins=request.pins)) is None
 
 
 def test_a_derived_stack_takes_nothing_younger_than_what_it_follows_from() -> None:

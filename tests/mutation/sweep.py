@@ -28,18 +28,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npuenv.core import toml_input as _toml
+from npuenv.core import documents as _toml
 from tests.mutation.mutants import Mutant, drawn, marked, mutants_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # Room: its tests, then those of the rooms that use it, as far as they take seconds; folders, or patterns of files.
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "npuenv/resolve": (("resolve",), ("install/plan/test_plan_*.py", "cli/test_co*.py", "cli/test_bad_input*.py")),
+    "npuenv/resolve": (("resolve",), ("install/planning/test_planning_*.py", "cli/test_co*.py", "cli/test_bad_input*.py")),
     "npuenv/checks": (("checks",), ("doctor/test_*.py", "cli/test_doctor_options*.py")),
     "npuenv/facts": (("facts",), ("checks", "doctor/test_*.py", "host")),
     "npuenv/install": (("install",), ("cli/test_rough_conditions*.py", "cli/test_commands*.py")),
-    "npuenv/lock": (("lock",), ("install/plan/test_plan_*.py", "cli/test_lock*.py")),
+    "npuenv/lock": (("lock",), ("install/planning/test_planning_*.py", "cli/test_lock*.py")),
     "npuenv/diagnose": (("diagnose",), ("report", "cli/test_doctor_options*.py")),
     "npuenv/preflight": (("preflight",), ("cli/test_preflight*.py",)),
     "trainer/algorithms": (
@@ -112,7 +112,7 @@ class Copy:
     def _started(self) -> subprocess.Popen[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST_", "LC_"))}
         env |= {"PYTHONPATH": str(self.root), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        asked = "from npuenv.install.locations import default_environment; print(default_environment('cpu'))"
+        asked = "from npuenv.install.environments import default_environment; print(default_environment('cpu'))"
         found = subprocess.run([sys.executable, "-c", asked], cwd=self.root, env=env, capture_output=True, text=True,
                                check=True).stdout.strip()  # fmt: skip
         packages = Path(found) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -345,7 +345,7 @@ def draw_like(checkout: Path, rooms: list[str], earlier: Path) -> tuple[list[Res
 
 def equivalent() -> dict[str, str]:
     """Key of a mutant that no user could tell from the original -> why."""
-    rows = _toml.loads((HERE / "equivalent.toml").read_text(encoding="utf-8"))["mutant"]
+    rows = _toml.parse_toml((HERE / "equivalent.toml").read_text(encoding="utf-8"))["mutant"]
     return {row["key"]: row["why"] for row in rows}
 
 

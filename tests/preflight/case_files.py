@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.launch import LaunchFinding, Machine
 from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import LaunchFinding, Machine
 
 CASES = Path(__file__).parent / "cases"
 
@@ -34,7 +34,7 @@ class Case:
 
 def cases_of(name: str) -> list[Case]:
     """The cases of one file, each checked against the fields of Case."""
-    rows = load_file(CASES / f"{name}.toml")["case"]
+    rows = load_toml(CASES / f"{name}.toml")["case"]
     return [
         Case(**{**row, "edits": tuple(map(tuple, row.get("edits", ()))), "adds": tuple(row.get("adds", ()))})
         for row in rows

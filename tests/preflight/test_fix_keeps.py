@@ -10,9 +10,9 @@ from npuenv.core.errors import BadInput
 from npuenv.core.shellscript import open_quote
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.fixing import fix
+from npuenv.preflight.launch import Machine
 from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import Machine
 
 VERL = "actor_rollout_ref:\n  rollout:\n    name: vllm\n"
 ROLL = "pretrain: X\nactor_train:\n  device_mapping: list(range(0,8))\n"

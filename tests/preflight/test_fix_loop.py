@@ -8,10 +8,10 @@ import pytest
 
 from npuenv.core.messages import Message
 from npuenv.preflight.fixing import Fixed, corrected, fix
+from npuenv.preflight.launch import Change, Launch, LaunchFinding, launch_finding
 from npuenv.preflight.reading import ReadOptions, read_file, read_words
 from npuenv.preflight.rules import examine
 from npuenv.preflight.rules.base import Rule
-from npuenv.preflight.types import Change, Launch, LaunchFinding, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.preflight.fixing import apply
+from npuenv.preflight.launch import Change
 from npuenv.preflight.reading import LaunchText, ReadOptions, read_file, read_words
-from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.preflight.types import Change
+from npuenv.preflight.launch import Change
 from npuenv.preflight.yaml_text import edit_yaml
 
 TEXT = """\

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.errors import BadInput
+from npuenv.preflight.launch import Machine
 from npuenv.preflight.reading import LaunchText, ReadOptions, read_file, read_text, read_words
-from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

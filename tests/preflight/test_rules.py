@@ -15,17 +15,17 @@ from npuenv.matrix.keys import defaults_of, known_releases, names_of, nearest_re
 from npuenv.preflight import configs
 from npuenv.preflight.configs import counted_as
 from npuenv.preflight.fixing import fix
+from npuenv.preflight.launch import Change, Launch, LaunchSetting, Machine
 from npuenv.preflight.rules import RULES
 from npuenv.preflight.rules.base import as_number, value
 from npuenv.preflight.rules.cards import mapping_of
 from npuenv.preflight.rules.keys import moves
-from npuenv.preflight.types import Change, Launch, LaunchSetting, Machine
 from tests.preflight import case_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.matrix.rows.keys import Bound, Choice
+    from npuenv.matrix.rows.launch import Bound, Choice
 
 FAULTS = [case for name in ("faults", "held_out", "held_out_2", "held_out_3") for case in case_files.cases_of(name)]
 RIGHT = case_files.cases_of("right")

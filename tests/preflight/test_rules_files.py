@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.finding import Location
+from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.rules import RULES
-from npuenv.preflight.types import Launch, LaunchSetting, Machine
 
 if TYPE_CHECKING:
     from pathlib import Path

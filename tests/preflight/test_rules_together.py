@@ -8,9 +8,9 @@ import pytest
 
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.fixing import corrected, fix
+from npuenv.preflight.launch import Machine
 from npuenv.preflight.reading import ReadOptions, read_file, read_words
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
     from pathlib import Path

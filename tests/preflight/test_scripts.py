@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
-from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.calls import find_call
 from npuenv.preflight.fixing import fix, fix_all
+from npuenv.preflight.launch import Machine, find_call
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import Machine
 from tests.preflight import case_files
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Case:
     says: str = ""
 
 
-CASES = [Case(**row) for row in load_file(case_files.CASES / "scripts.toml")["case"]]
+CASES = [Case(**row) for row in load_toml(case_files.CASES / "scripts.toml")["case"]]
 
 
 def text_of(case: Case) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.activation import render_activations
+from npuenv.render.variables import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 

@@ -15,7 +15,7 @@ import pytest
 from npuenv.matrix import load_matrix
 from npuenv.render.container.description import ContainerOptions, describe
 from npuenv.render.container.formats import render_container
-from npuenv.render.yaml import dump
+from npuenv.render.files import dump_yaml
 from tests.render import container_schemas as schemas
 from tests.render.container_reading import load_all
 
@@ -110,7 +110,7 @@ def test_the_schemas_notice_a_misspelt_key_and_a_number_in_the_place_of_a_text()
 def test_a_text_stays_one_for_readers_of_both_yaml_versions(text: str) -> None:
     from ruamel.yaml import YAML
 
-    written = dump(["# head"], [{"key": [text]}])
+    written = dump_yaml(["# head"], [{"key": [text]}])
     for version in ("1.1", "1.2"):
         reader = YAML(typ="safe", pure=True)
         reader.version = version
@@ -119,7 +119,7 @@ def test_a_text_stays_one_for_readers_of_both_yaml_versions(text: str) -> None:
 
 
 def test_several_documents_are_parted() -> None:
-    assert dump([], [{"a": 1}, {"b": "x"}]) == "a: 1\n---\nb: x\n"
+    assert dump_yaml([], [{"a": 1}, {"b": "x"}]) == "a: 1\n---\nb: x\n"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
 from npuenv.render.base import DOCTOR
 from npuenv.render.docker import render_docker
-from npuenv.render.writing import write_files
+from npuenv.render.files import write_files
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 

@@ -13,7 +13,7 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.preflight.memory.types import Cards
-from npuenv.render.launch.ray import FILES, render_ray
+from npuenv.render.variables import RAY_FILES, render_ray
 from tests.render.conftest import make_stack, pin
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def test_every_script_is_clean_posix_shell_and_repeats(tmp_path: Path, framework
         files, again = (
             render_ray(Cards("a3", 16, count), head=head, framework=framework, stack=stack) for _ in range(2)
         )
-        assert (tuple(files), files) == (FILES, again)
+        assert (tuple(files), files) == (RAY_FILES, again)
         for name, text in files.items():
             assert text.splitlines()[1].startswith("# npuenv ")
             assert "sample-1.0" in text.splitlines()[1]

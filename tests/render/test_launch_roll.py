@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from npuenv.core import toml_input as _toml
+from npuenv.core import documents as _toml
 from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
@@ -180,7 +180,7 @@ def flat(tree: dict[str, Any]) -> dict[str, Any]:
     return {key: meant(value) for key, value in found.items()}
 
 
-SAMPLES = _toml.loads(Path(__file__).with_name("roll_samples.toml").read_text(encoding="utf-8"))
+SAMPLES = _toml.parse_toml(Path(__file__).with_name("roll_samples.toml").read_text(encoding="utf-8"))
 EXPORTS = SAMPLES.pop("exports")
 
 

@@ -23,8 +23,8 @@ from npuenv.bundle import zipapp
 from npuenv.matrix import load_matrix
 from npuenv.render.base import DOCTOR
 from npuenv.render.docker import folder_name, render_docker
+from npuenv.render.files import write_files
 from npuenv.render.layers import git_argument, unpinned_tags
-from npuenv.render.writing import write_files
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
 from tests.render.stand_in import has_driver_group, make_base, make_index, make_repository

@@ -16,7 +16,7 @@ import pytest
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.report.html import render_html
+from npuenv.report.doctor_forms import render_html
 from tests.support.changes import examined
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.report.doctor_ci import render_junit
+from npuenv.report.doctor_forms import render_junit
 from tests.support.changes import examined
 
 if TYPE_CHECKING:

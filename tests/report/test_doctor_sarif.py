@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from npuenv.checks.registry import CHECKS
+from npuenv.checks import CHECKS
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.report.doctor_ci import sarif_document
+from npuenv.report.doctor_forms import sarif_document
 from tests.support.changes import examined
 
 if TYPE_CHECKING:

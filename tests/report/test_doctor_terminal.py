@@ -14,8 +14,7 @@ from rich.cells import cell_len
 
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Fix, Status
-from npuenv.core.messages import Message
-from npuenv.core.messages.visible import clean
+from npuenv.core.messages import Message, clean
 from npuenv.facts.collect import collect
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.scripted_host import ScriptedHost
@@ -76,7 +75,7 @@ def test_findings_that_share_reason_and_evidence_are_told_once_and_name_their_ca
 
 
 def test_what_could_not_be_read_is_told_once_however_many_facts_hang_on_it(blank: Facts, found: Make) -> None:
-    from npuenv.checks.registry import CHECKS
+    from npuenv.checks import CHECKS
 
     def unread(check: str, *facts: str) -> Finding:
         reason = Message("checks.unknown-input", {"facts": facts})
@@ -176,7 +175,7 @@ def test_long_evidence_is_cut_and_verbose_shows_all_of_it(blank: Facts, found: M
 
 
 def test_a_healthy_machine_with_a_hundred_checks_fits_on_one_screen(blank: Facts, found: Make) -> None:
-    from npuenv.checks.registry import CHECKS
+    from npuenv.checks import CHECKS
 
     ok = [found(check.id, Status.OK) for check in CHECKS]
     for page in (TERMINAL, Page()):
@@ -236,8 +235,8 @@ def test_commands_carry_the_machines_own_names_again(blank: Facts, found: Make) 
 
 
 def test_every_area_of_a_check_has_a_name_and_a_layer() -> None:
+    from npuenv.checks import CHECKS
     from npuenv.checks.base import CATALOGUES
-    from npuenv.checks.registry import CHECKS
     from npuenv.core.messages import say
     from npuenv.report.doctor import LAYERS
 

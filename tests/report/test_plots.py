@@ -82,9 +82,9 @@ def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_label_is_in_the_catalogue() -> None:
-    from npuenv.core.toml_input import load_file
+    from npuenv.core.documents import load_toml
 
     folder = Path(plots.__file__).parent.parent / "core" / "messages"
     named = set(re.findall(r'_label\("([\w-]+)"\)', Path(plots.__file__).read_text(encoding="utf-8")))
     wanted = named | set(plots._PANELS) | {"mean", "max", "min"}
-    assert set(load_file(folder / "plots.toml")) == wanted
+    assert set(load_toml(folder / "plots.toml")) == wanted

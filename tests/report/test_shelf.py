@@ -8,8 +8,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from npuenv.core.messages import Message, say
+from npuenv.lock.checking import Availability, VerifiedPackage
 from npuenv.lock.file import Lock, LockedPackage, Missing, Proof
-from npuenv.lock.verify import Availability, VerifiedPackage
 from npuenv.maintain.lock_all import GridRow
 from npuenv.matrix import load_matrix
 from npuenv.report.shelf import ShelfRow, shelf_json, shelf_page, shelf_rows, show_shelf, show_verified, verified_json

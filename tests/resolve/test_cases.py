@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.toml_input import load_file
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX
 
-CASES = {path.stem: load_file(path) for path in sorted((Path(__file__).parent / "cases").glob("*.toml"))}
+CASES = {path.stem: load_toml(path) for path in sorted((Path(__file__).parent / "cases").glob("*.toml"))}
 
 
 def of_kind(kind: str) -> list[str]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import Candidate, by_preference, candidate_of, choices
-from npuenv.resolve.clash_identity import clash_key, keys_of
 from npuenv.resolve.conflict import smallest_hitting_set
-from npuenv.resolve.names import checked
+from npuenv.resolve.request import checked
 from npuenv.resolve.rules import matrix_conflicts, unmet_requests
+from npuenv.resolve.search import clash_key, clash_keys
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MATRIX = load_matrix()
 CASES = {
-    path.stem: Request(**load_file(path)["request"])
+    path.stem: Request(**load_toml(path)["request"])
     for path in sorted((Path(__file__).parent / "cases").glob("conflict-*.toml"))
 }
 MORE = {
@@ -66,7 +66,7 @@ class EveryWay:
         if at not in self._rows:
             candidate = self.ways[at][0]
             found = matrix_conflicts(candidate, MATRIX)
-            self._rows[at] = frozenset(key for each in found for key in keys_of(each, candidate, self.request))
+            self._rows[at] = frozenset(key for each in found for key in clash_keys(each, candidate, self.request))
         return self._rows[at]
 
     def not_hit_by(self, keys: frozenset[str]) -> Iterator[int]:

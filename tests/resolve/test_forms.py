@@ -19,7 +19,7 @@ from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
 from npuenv.report.resolution import as_json, show
 from npuenv.resolve import resolve
-from npuenv.resolve.from_host import filled
+from npuenv.resolve.request import filled_from_host
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX
 
@@ -153,7 +153,7 @@ def host_facts(name: str) -> Facts:
 def test_host_fills_what_it_tells_and_says_what_it_does_not(
     name: str, expected: tuple[str | None, ...], untold: tuple[str, ...]
 ) -> None:
-    request, notes = filled(Request(framework="verl"), host_facts(name), MATRIX)
+    request, notes = filled_from_host(Request(framework="verl"), host_facts(name), MATRIX)
     fields = ("arch", "hardware", "os", "driver", "cann")
     assert tuple(getattr(request, field) for field in fields) == expected
     assert set(request.origins) == {field for field in fields if getattr(request, field)}
@@ -164,13 +164,13 @@ def test_host_fills_what_it_tells_and_says_what_it_does_not(
 
 def test_what_the_user_said_stands_over_the_host() -> None:
     said = Request(framework="verl", hardware="a3", cann="9.0.0")
-    request, notes = filled(said, host_facts("a2_healthy"), MATRIX)
+    request, notes = filled_from_host(said, host_facts("a2_healthy"), MATRIX)
     assert (request.hardware, request.cann, notes) == ("a3", "9.0.0", ())
     assert not {"hardware", "cann"} & set(request.origins)
 
 
 def test_cpu_stack_takes_only_the_architecture_from_a_host() -> None:
-    request, notes = filled(Request(framework="cpu"), host_facts("a2_healthy"), MATRIX)
+    request, notes = filled_from_host(Request(framework="cpu"), host_facts("a2_healthy"), MATRIX)
     assert request == Request(framework="cpu", arch="aarch64", origins=request.origins)
     assert notes == ()
 
@@ -197,29 +197,29 @@ def with_cards(*names: str | None) -> Fact[SmiTable]:
 def test_cards_of_several_generations_are_a_question_for_the_user() -> None:
     facts = with_facts(smi=with_cards("910B3", "310P3"))
     with pytest.raises(CannotTell) as refused:
-        filled(Request(framework="vllm-ascend"), facts, MATRIX)
+        filled_from_host(Request(framework="vllm-ascend"), facts, MATRIX)
     assert refused.value.message.args["names"] == ("310P3", "910B3")
-    said, _ = filled(Request(framework="vllm-ascend", hardware="a2"), facts, MATRIX)
+    said, _ = filled_from_host(Request(framework="vllm-ascend", hardware="a2"), facts, MATRIX)
     assert said.hardware == "a2"
 
 
 def test_cards_of_one_generation_may_differ_in_name() -> None:
     facts = with_facts(smi=with_cards("910B3", "910B2C", None))
-    request, _ = filled(Request(framework="verl"), facts, MATRIX)
+    request, _ = filled_from_host(Request(framework="verl"), facts, MATRIX)
     assert request.hardware == "a2"
 
 
 @pytest.mark.parametrize("smi", [unknown(_PLACE), absent(_PLACE), with_cards("Ascend999"), with_cards()])
 def test_card_that_cannot_be_told_is_left_open_and_said(smi: Fact[SmiTable]) -> None:
     facts = with_facts(smi=smi)
-    request, notes = filled(Request(framework="verl"), facts, MATRIX)
+    request, notes = filled_from_host(Request(framework="verl"), facts, MATRIX)
     assert request.hardware is None
     assert [note.args["line"] for note in notes] == ["npu-smi info: a line"]
 
 
 def test_driver_is_read_from_the_tool_where_its_file_is_missing() -> None:
     facts = with_facts(driver=absent(Evidence("version.info", "absent")))
-    request, _ = filled(Request(framework="verl"), facts, MATRIX)
+    request, _ = filled_from_host(Request(framework="verl"), facts, MATRIX)
     assert request.driver == "25.5.1"
     assert request.origins["driver"].startswith("npu-smi info")
 
@@ -230,7 +230,7 @@ def test_cann_that_no_row_has_is_left_open_and_said(version: str) -> None:
     assert facts.cann.toolkit.value is not None
     cann = facts.cann.toolkit.value._replace(version=version)
     facts = with_facts(toolkit=known(cann, Evidence("install.info", version)))
-    request, notes = filled(Request(framework="verl"), facts, MATRIX)
+    request, notes = filled_from_host(Request(framework="verl"), facts, MATRIX)
     assert request.cann is None
     assert [note.args["line"] for note in notes] == [f"install.info: {version}"]
 
@@ -238,7 +238,7 @@ def test_cann_that_no_row_has_is_left_open_and_said(version: str) -> None:
 @pytest.mark.parametrize("system", [OperatingSystem("arch", "", "Arch"), OperatingSystem("fedora", "41", "Fedora 41")])
 def test_system_that_no_row_has_is_left_open_and_said(system: OperatingSystem) -> None:
     facts = with_facts(system=known(system, Evidence("/etc/os-release", "x")))
-    request, notes = filled(Request(framework="verl"), facts, MATRIX)
+    request, notes = filled_from_host(Request(framework="verl"), facts, MATRIX)
     assert request.os is None
     assert [what(note) for note in notes] == ["resolve.what-os"]
 
@@ -246,7 +246,7 @@ def test_system_that_no_row_has_is_left_open_and_said(system: OperatingSystem) -
 def test_system_names_are_matched_without_case_and_service_pack() -> None:
     system = OperatingSystem("openEuler", "24.03 (LTS-SP2)", "openEuler 24.03")
     facts = with_facts(system=known(system))
-    request, _ = filled(Request(framework="verl"), facts, MATRIX)
+    request, _ = filled_from_host(Request(framework="verl"), facts, MATRIX)
     assert request.os == "openeuler24.03"
     assert request.origins["os"] == "-"
 
@@ -256,7 +256,7 @@ def test_driver_that_is_too_old_for_the_hosts_cann_names_the_lines_it_was_read_f
     place = Evidence(driver.path, "Version=24.1.rc3")
     facts = with_facts(driver=known(driver, place))
     assert facts.npu.driver.state is State.KNOWN
-    request, _ = filled(Request(framework="verl"), facts, MATRIX)
+    request, _ = filled_from_host(Request(framework="verl"), facts, MATRIX)
     conflict = resolve(request, MATRIX)
     assert isinstance(conflict, Conflict)
     sources = {clash.source for clash in conflict.clashes if clash.rule == "request"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.finding import Finding, Status
 from npuenv.smoke import judge
-from npuenv.smoke.stages import STAGES as SECOND_OPINION
+from npuenv.smoke.findings import STAGES as SECOND_OPINION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from npuenv.core.errors import StepFailed
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.smoke import METRICS, cause, follow, judge
-from npuenv.smoke.reading import brief
+from npuenv.smoke.findings import brief
 from npuenv.smoke.run import LONGEST_SILENCE_S, _announced_s
 from tests.smoke.smoke_cases import Record, changed, not_fine, reset, restaged, without
 from tests.support.sentences import sentence

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.facts import conditions
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 from npuenv.install import env_verifier as inspector
 from npuenv.install import executor as work
-from npuenv.install.env_verifier import inspection, program, verifying
+from npuenv.install.env_verifier import inspection, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npuenv.core.plan import Run, Step
-    from npuenv.host.base import Host
+    from npuenv.host import Host
     from npuenv.install.executor import ExecutionContext
 
 _ask, _run = conditions._inspect, work._run
@@ -46,7 +46,7 @@ def inspected(verb: str, root: str, *words: str) -> tuple[int, str]:
     (site,) = Path(root).glob("lib/python*/site-packages")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setattr(inspection, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": str(site)}))
-        patch.setattr(verifying, "sys", SimpleNamespace(executable=f"{root}/bin/python"))
+        patch.setattr(program, "sys", SimpleNamespace(executable=f"{root}/bin/python"))
         code = program.main([verb, root, *words])
     return code, out.getvalue()
 

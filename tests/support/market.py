@@ -15,8 +15,7 @@ import pytest
 
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock.uv import Resolver, find_uv
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import Resolver, find_uv, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

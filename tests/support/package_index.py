@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.facts.pip import PipSetting, PipSettings
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.uv import write_wheel
 from npuenv.matrix.tables import Matrix
 from tests.support.archives import pack
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from npuenv.core import messages
+from npuenv.core.documents import load_toml
 from npuenv.core.messages import Message, say
-from npuenv.core.toml_input import load_file
 from npuenv.matrix.error_patterns import load_error_patterns
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def catalogue() -> dict[str, dict[str, str]]:
     found = {
         f"{path.stem}.{name}": texts
         for path in sorted(folder.glob("*.toml"))
-        for name, texts in load_file(path).items()
+        for name, texts in load_toml(path).items()
     }
     patterns = load_error_patterns()
     for row in patterns.causes.values():

@@ -8,7 +8,7 @@ from npuenv.matrix import load_matrix
 from npuenv.matrix.tables import Matrix
 
 if TYPE_CHECKING:
-    from npuenv.matrix.rows.base import Row
+    from npuenv.matrix.load import Row
 
 WRITTEN = "2026-11-21"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.npu.smi import SmiTable
-    from npuenv.facts.python.interpreter import DeviceRun, Devices
+    from npuenv.facts.python import DeviceRun, Devices
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npuenv.facts.npu.driver import Installer
     from npuenv.facts.npu.failures import SmiTrouble
     from npuenv.facts.npu.smi import SmiTable
-    from npuenv.facts.python.interpreter import Import
+    from npuenv.facts.python import Import
 
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"

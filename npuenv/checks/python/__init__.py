@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from npuenv.checks.python import damage, imports, interpreter, limits, torch_family, vllm
+from npuenv.checks.python import environment, imports, limits, torch_family, vllm
 
 CHECKS = (
-    *interpreter.CHECKS,
-    *damage.CHECKS,
+    *environment.CHECKS,
+    *environment.FILES,
     *torch_family.TORCH,
     *imports.CHECKS,
     *limits.CHECKS,

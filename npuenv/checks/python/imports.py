@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.npu.boards import has_sign_of_cards
-from npuenv.checks.python.damage import cause_of, cause_of_library, damaged
+from npuenv.checks.python.environment import cause_of, cause_of_library, damaged
 from npuenv.checks.python.installed import accepts, lines, resolve_here, safe_install
 from npuenv.checks.python.limits import broken_limits, missing_parts
 from npuenv.core.fact import Evidence, State
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.python.interpreter import Import
+    from npuenv.facts.python import Import
 
     _Lines = tuple[Evidence, ...]
-    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python import Python
     from npuenv.facts.python.packages import Elf, MissingLibrary
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python import Python
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
 
 

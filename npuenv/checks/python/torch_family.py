@@ -23,7 +23,7 @@ from npuenv.core.fact import Evidence
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python import Python
 
 
 _PTA = "Ascend/pytorch COMPATIBILITY.en.md"

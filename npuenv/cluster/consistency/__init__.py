@@ -12,18 +12,27 @@ from typing import TYPE_CHECKING, Any
 from npuenv.checks.base import title as title_of_check
 from npuenv.cluster.consistency import cards, conflicts, readers
 from npuenv.cluster.consistency.cards import numbers
-from npuenv.cluster.consistency.findings import AREA, ConsistencyRule, finding, judge_rule, message
+from npuenv.cluster.consistency.findings import (
+    AREA,
+    NONE,
+    NOT_PROBED,
+    ConsistencyRule,
+    NodeValues,
+    finding,
+    group_values,
+    is_layout,
+    judge_rule,
+    message,
+)
 from npuenv.cluster.consistency.readers import session_variables
-from npuenv.cluster.consistency.values import NONE, NOT_PROBED, NodeValues, group_values, is_layout
+from npuenv.core.documents import folder_of, load_toml
 from npuenv.core.fact import Evidence
-from npuenv.core.files import folder_of
 from npuenv.core.finding import Finding, Status
-from npuenv.core.toml_input import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from npuenv.cluster.consistency.values import NodeIdentity, Partition
+    from npuenv.cluster.consistency.findings import NodeIdentity, Partition
     from npuenv.core.messages import Message
     from npuenv.facts.collect import Facts
 
@@ -176,7 +185,7 @@ def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
 @functools.cache
 def rules() -> tuple[ConsistencyRule, ...]:
     """The rows of `rules.toml`, in the order of the report."""
-    return tuple(_rule(row) for row in load_file(folder_of(__file__) / "rules.toml", is_ours=True)["rule"])
+    return tuple(_rule(row) for row in load_toml(folder_of(__file__) / "rules.toml", is_ours=True)["rule"])
 
 
 def _rule(row: Mapping[str, Any]) -> ConsistencyRule:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
 from npuenv.checks.network.card_addresses import CONF, Addresses, in_file, in_use
+from npuenv.cluster.consistency.findings import NodeValues, Value, ValueKey, group_values
 from npuenv.cluster.consistency.readers import has_stand_in, listed, many_of, one, one_of
-from npuenv.cluster.consistency.values import NodeValues, Value, ValueKey, group_values
 from npuenv.core.fact import Evidence, State
 from npuenv.core.messages import Message
 from npuenv.facts.collector import was_asked

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 from npuenv.checks.network.host import foreign_on_ray_ports
 from npuenv.cluster.consistency import cards, readers
 from npuenv.cluster.consistency.findings import (
+    NOT_PROBED,
+    Subject,
     finding,
     fold_subjects,
     join,
     message,
+    names_to_resolve,
     shorten,
     unknown_finding,
     with_unknown,
 )
 from npuenv.cluster.consistency.readers import has_stand_in
-from npuenv.cluster.consistency.values import NOT_PROBED, Subject, names_to_resolve
-from npuenv.cluster.nodeset import fold, grouped
+from npuenv.cluster.inventory import fold, grouped
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Finding, Status
 from npuenv.facts.collector import was_asked
@@ -32,7 +34,7 @@ from npuenv.facts.collector import was_asked
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npuenv.cluster.consistency.values import NodeIdentity
+    from npuenv.cluster.consistency.findings import NodeIdentity
     from npuenv.core.messages import Message
     from npuenv.facts.collect import Facts
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.network.interfaces import INNER, hccl_choice, matching
-from npuenv.cluster.consistency.values import NONE, NodeValues, Value, ValueKey
+from npuenv.cluster.consistency.findings import NONE, NodeValues, Value, ValueKey
+from npuenv.core.documents import folder_of, load_toml
 from npuenv.core.fact import Evidence, State
-from npuenv.core.files import folder_of
-from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import was_asked
 from npuenv.facts.machine.hardware import NETWORK_KINDS
 from npuenv.facts.network.interfaces import number_of
@@ -57,7 +56,7 @@ class SessionVariables:
 @functools.cache
 def session_variables() -> SessionVariables:
     """The patterns of variables.toml."""
-    rows = load_file(folder_of(__file__) / "variables.toml", is_ours=True)
+    rows = load_toml(folder_of(__file__) / "variables.toml", is_ours=True)
     return SessionVariables(*(re.compile("|".join(rows[name])) for name in ("compared", "own", "breaking")))
 
 

@@ -12,8 +12,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput
-from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
 from npuenv.host.writing import write_whole
 
@@ -182,7 +182,7 @@ def load_results(path: Path) -> tuple[Results, str]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError
-        document = load_file(path)
+        document = load_json(path)
         return _results(document), document["mode"]
     except OSError as error:
         args = {"path": str(path), "reason": error.strerror or str(error)}

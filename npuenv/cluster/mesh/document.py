@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
+from npuenv.cluster.inventory import fold
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
 from npuenv.cluster.mesh import SAMPLED, PingOutcome
-from npuenv.cluster.nodeset import fold
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message, say
 

@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv.cluster.inventory import grouped
 from npuenv.cluster.mesh import FULL, SAMPLED, MeshDevice, Pair, PingPlan
-from npuenv.cluster.nodeset import grouped
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.parsers import ip
 from npuenv.facts.hccn.tool import HccnRefusal, lines_of, refused
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
-from npuenv.host.base import Ran
+from npuenv.host import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from npuenv.cluster.mesh import PingOutcome
 from npuenv.cluster.mesh.planning import NodeOutput, as_ran, refusal_of
 from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
-from npuenv.core.json_input import JsonError, loads
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.parsers import ping
 from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL, HccnRefusal, refused
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.mesh import Pair, PingPlan, Results
     from npuenv.cluster.parallel_ssh import NodeAnswer
-    from npuenv.host.base import Ran
+    from npuenv.host import Ran
 
 
 PACKETS = 3
@@ -248,7 +248,7 @@ def _lines(texts: Iterable[bytes]) -> Iterator[Line]:
         if not text.startswith(b'{"'):
             continue
         try:
-            line = loads(text)
+            line = parse_json(text)
         except JsonError:
             continue
         yield line

@@ -2,7 +2,8 @@
 
 Errors, findings, steps and conflicts carry Messages; only `cli` and `report` turn them into text with `say`.
 Catalogues lie beside this file, one for each area. They hold each sentence in both languages, `name.en` and `name.zh`,
-with the same placeholders (a test compares them).
+with the same placeholders (a test compares them). What others wrote is said so that it neither paints nor moves nor
+hides anything (`clean`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.core.files import folder_of
-from npuenv.core.messages.visible import clean
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import folder_of, load_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 LANGUAGES = ("en", "zh")
 
@@ -61,4 +61,17 @@ def _plain(value: object, lang: str) -> object:
 
 @functools.cache
 def _catalogue(area: str) -> Mapping[str, Mapping[str, str]]:
-    return load_file(folder_of(__file__) / f"{area}.toml", is_ours=True)
+    return load_toml(folder_of(__file__) / f"{area}.toml", is_ours=True)
+
+
+def clean(text: str) -> str:
+    """One line without what no screen shows: control and direction characters as `\\x1b`, line ends as a space."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " if each in "\t\r\n\u3000" else escaped(each) for each in text)
+
+
+def escaped(character: str) -> str:
+    """How a character that no screen shows is written: `\\x1b`."""
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.toolkit import ToolkitFacts, in_toolkit, release_of
 from npuenv.facts.collector import fact, file_text, line_with, made_of, pairs
-from npuenv.host.base import Host, PathState
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from npuenv.facts.collector import made_of
 from npuenv.facts.hccn.parsers import ITEMS, Address, DevInfo
 from npuenv.facts.hccn.tool import NOT_ASKED, HccnConf, HccnRefusal, RefusedAnswer, lines_of, refused
 from npuenv.facts.npu.smi import Layout
-from npuenv.host.base import Host, NotRecorded, Ran
+from npuenv.host import Host, NotRecorded, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,10 +19,10 @@ import functools
 import re
 from typing import Any, NamedTuple
 
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.collector import FactGroup, fact, file_text, made_of, of_file
-from npuenv.host.base import Host, PathState, Ran
+from npuenv.host import Host, PathState, Ran
 
 _ESCAPES = r"\x1b\[[0-9;?]*[ -/]*[@-~]"
 
@@ -193,7 +193,7 @@ def ranks(host: Host) -> Fact[RankTable]:
 def parse(path: str, text: str) -> RankTable:
     """The table in a text, or what keeps it from being one."""
     try:
-        document = loads(text)
+        document = parse_json(text)
     except JsonError as error:
         return RankTable(path, "", "", "", (), str(error)[:120])
     servers = document.get("server_list") if isinstance(document, dict) else None

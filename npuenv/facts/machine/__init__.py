@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, file_text, line_with, made_of, of_file, pairs, why_failed
 from npuenv.facts.machine.hardware import HardwareFacts, cpu_bound, df_row, memory_bound
-from npuenv.host.base import Host, NotRecorded, PathState
+from npuenv.host import Host, NotRecorded, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, file_text, of_file, pairs, why_failed
-from npuenv.host.base import Host, PathState
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

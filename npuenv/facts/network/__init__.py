@@ -21,8 +21,8 @@ from npuenv.facts.network.interfaces import (
     number_of,
     resolve,
 )
-from npuenv.facts.python.interpreter import listens
-from npuenv.host.base import Host, PathState
+from npuenv.facts.python import listens
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

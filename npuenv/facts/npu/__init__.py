@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, Collector, fact, file_text, made_of, not_asked, plain_lines, why_failed
 from npuenv.facts.npu.driver import DriverFacts, without_table
-from npuenv.facts.python.interpreter import Devices, devices
-from npuenv.host.base import Host, PathState
+from npuenv.facts.python import Devices, devices
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Spod
-    from npuenv.host.base import Host, Ran
+    from npuenv.host import Host, Ran
 
 T = TypeVar("T")
 _TIMEOUTS_AT_MOST = 2

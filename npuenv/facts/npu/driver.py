@@ -26,7 +26,7 @@ from npuenv.facts.collector import (
     why_failed,
 )
 from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
-from npuenv.host.base import Host, PathState
+from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,14 +11,14 @@ from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these ann
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from npuenv.core.documents import parse_json
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.core.json_input import loads
 from npuenv.facts.collector import NOT_ASKED, from_json, made_of, why_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ def elf(host: Host, files: Sequence[str], *, near: Sequence[str], timeout_s: flo
     if ran.code != 0:
         return absent(Evidence(command, "not here")) if ran.is_absent else unknown(Evidence(command, why_failed(ran)))
     try:
-        document = loads(ran.out)
+        document = parse_json(ran.out)
         if document["error"]:
             return absent(Evidence(command, str(document["error"])))
         value = _elf(document)

@@ -9,7 +9,7 @@ from npuenv.facts.target import joined
 
 # Each after those that it imports; the first is a part of the doctor's programs as well, the second of npuenv.
 _SHARED = ("npuenv.facts.target.dist_info", "npuenv.core.seal")
-_PARTS = ("files", "inspection", "leftovers", "surroundings", "mending", "verifying", "program")
+_PARTS = ("inspection", "program")
 
 
 def text() -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from npuenv.core import versions
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.finding import Location
-from npuenv.core.json_input import JsonError, loads
 from npuenv.core.shellscript import UNKNOWN, LineMap, expand, source_of, tokens
 from npuenv.maintain.lint.script import ScriptReader, turns_tls_off
 from npuenv.maintain.lint.values import BaseImage, EnvSetting, LintedScript, Remark
@@ -210,7 +210,7 @@ def _plain_run(source: LineMap) -> LineMap:
     text = re.sub(r"^\s*(?:--\w+=\S+\s+)+", lambda found: " " * len(found[0]), source.text)
     if text.lstrip().startswith("["):
         try:
-            words = loads(text)
+            words = parse_json(text)
         except JsonError:
             return replace(source, text=text)
         if isinstance(words, list) and all(isinstance(each, str) for each in words):

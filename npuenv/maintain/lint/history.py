@@ -12,7 +12,6 @@ from packaging.requirements import Requirement as PackagingRequirement
 from npuenv.core import versions
 from npuenv.core.finding import Location
 from npuenv.core.shellscript import ARCHES
-from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.values import (
     BaseImage,
     Clone,
@@ -24,6 +23,7 @@ from npuenv.maintain.lint.values import (
     Requirement,
     RequirementFile,
     Uninstall,
+    disjoint,
 )
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import covers_cann
-from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.rules_files import together, torch_pairs
-from npuenv.maintain.lint.values import Event, LintedTree, PipInstall, Requirement, Uninstall, finding
+from npuenv.maintain.lint.values import Event, LintedTree, PipInstall, Requirement, Uninstall, disjoint, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
-"""What the linter reads out of a checkout: asks for packages, what a script does in order, base images; and findings.
+"""What the linter reads out of a checkout: asks for packages, what a script does in order, base images.
 
-Nothing here judges. A text that could not be decided (an unset variable, the output of a command) is never guessed:
-a version is None then, a name or a path is left out.
+Also findings, and whether two version ranges can hold together. Nothing here judges. A text that could not be decided
+(an unset variable, the output of a command) is never guessed: a version is None then, a name or a path is left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import STATUS_OF, Finding
 from npuenv.core.messages import Message
+from npuenv.matrix.ranges import common_version, samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -167,3 +168,25 @@ class LintedTree:
     files: tuple[RequirementFile, ...] = ()
     scripts: tuple[LintedScript, ...] = ()
     findings: tuple[Finding, ...] = field(default=())  # what could not be read
+
+
+_HIGHEST = "99999"
+
+
+def disjoint(one: SpecifierSet, other: SpecifierSet) -> bool:
+    """Whether no version satisfies both."""
+    return common_version(str(one), str(other)) is None
+
+
+def within(inner: SpecifierSet, outer: SpecifierSet) -> bool:
+    """Whether every version that `inner` takes is taken by `outer` (an unbounded `inner` is within nothing bounded)."""
+    return all(
+        outer.contains(each, prereleases=True)
+        for each in samples(str(inner), str(outer))
+        if inner.contains(each, prereleases=True)
+    )
+
+
+def takes_newest(spec: SpecifierSet) -> bool:
+    """Whether a range has no upper bound."""
+    return spec.contains(_HIGHEST, prereleases=True)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core import versions
-from npuenv.core.files import folder_of
-from npuenv.core.json_input import loads
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import folder_of, load_toml, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _table(framework: str) -> Mapping[str, Any]:
-    return load_file(folder_of(__file__) / f"{framework}.toml", is_ours=True)
+    return load_toml(folder_of(__file__) / f"{framework}.toml", is_ours=True)
 
 
 def known_releases(framework: str) -> tuple[str, ...]:
@@ -98,7 +96,7 @@ def defaults_of(framework: str, release: str | None) -> Mapping[str, Any]:
     if name is None or framework != "verl":
         return {}
     at = known_releases(framework).index(name)
-    return {key: loads(text) for key, text in _standing(framework, "keys", at)}
+    return {key: parse_json(text) for key, text in _standing(framework, "keys", at)}
 
 
 @functools.cache

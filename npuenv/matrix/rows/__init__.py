@@ -12,25 +12,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from npuenv.matrix.load import Row as Row
+from npuenv.matrix.load import VerifiedBy as VerifiedBy
+
 if TYPE_CHECKING:
-    from npuenv.matrix.rows.base import *  # noqa: F403
-    from npuenv.matrix.rows.container import *  # noqa: F403
-    from npuenv.matrix.rows.keys import *  # noqa: F403
     from npuenv.matrix.rows.launch import *  # noqa: F403
-    from npuenv.matrix.rows.limits import *  # noqa: F403
     from npuenv.matrix.rows.machine import *  # noqa: F403
-    from npuenv.matrix.rows.models import *  # noqa: F403
     from npuenv.matrix.rows.packages import *  # noqa: F403
     from npuenv.matrix.rows.recipes import *  # noqa: F403
-    from npuenv.matrix.rows.roll_launch import *  # noqa: F403
-    from npuenv.matrix.rows.upstream import *  # noqa: F403
 
 _SUBJECTS = {
-    "base": ("Row", "Strength", "VerifiedBy"),
-    "container": ("ContainerCards", "ContainerPlace"),
-    "keys": ("Bound", "Choice", "MovedKey", "RefusedValue"),
-    "launch": ("LaunchKey", "LaunchRecipe"),
-    "limits": ("Contradiction", "Limit", "Unsupported"),
+    "launch": (
+        "Bound",
+        "Choice",
+        "ContainerCards",
+        "ContainerPlace",
+        "LaunchKey",
+        "LaunchRecipe",
+        "MovedKey",
+        "RefusedValue",
+        "RollDeparture",
+        "RollRecipe",
+        "RollRelease",
+    ),
     "machine": (
         "Cann",
         "CannFile",
@@ -45,21 +49,32 @@ _SUBJECTS = {
         "SystemPackage",
         "Variable",
     ),
-    "models": ("ModelShape", "ModelType"),
     "packages": (
         "Built",
         "ChipWheel",
         "Companion",
+        "Contradiction",
+        "Limit",
         "PublicRun",
         "ReleaseImage",
         "TorchNpu",
         "TritonAscend",
+        "Unsupported",
         "VllmAscend",
         "WheelHash",
     ),
-    "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
-    "roll_launch": ("RollDeparture", "RollRecipe", "RollRelease"),
-    "upstream": ("Upstream",),
+    "recipes": (
+        "Dispute",
+        "ModelShape",
+        "ModelType",
+        "Recipe",
+        "RecipeGit",
+        "RecipeOverride",
+        "RecipePin",
+        "RecipeRange",
+        "RecipeStep",
+        "Upstream",
+    ),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping  # noqa: TC003 - the loader reads these anno
 from dataclasses import dataclass, field
 from typing import Literal
 
-from npuenv.matrix.rows.base import Row
+from npuenv.matrix.load import Row
 
 
 @dataclass(frozen=True, slots=True)

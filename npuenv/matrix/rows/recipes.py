@@ -1,4 +1,4 @@
-"""Rows of the published stacks, with the parts that they are made of."""
+"""Rows of what others publish: stacks with the parts that they are made of, models, and Dockerfiles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping  # noqa: TC003 - the loader reads these anno
 from dataclasses import dataclass, field
 from typing import Literal
 
-from npuenv.matrix.rows.base import Row, Strength, VerifiedBy
+from npuenv.matrix.load import Row, Strength, VerifiedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +106,60 @@ class Recipe(Row):
     notes: tuple[str, ...] = ()
     glibc: str = "2.28"  # the floor its wheels have; a system below it cannot run it
     lacks: tuple[str, ...] = ()  # what the published recipe leaves unsaid, so that it is no stack: "cann", "torch-npu"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape(Row):
+    """The shape of a published decoder, as its config.json has it. `id` is the name on the hub."""
+
+    parameters: float  # parameters as the publisher counts them, a vision tower and tied layers counted once
+    layers: int
+    hidden: int
+    intermediate: int  # of a dense layer
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    is_tied: bool  # the output layer shares the embedding's weights
+    also: tuple[str, ...] = ()  # other names with the same shape
+    has_bias: bool = False  # on the query, key and value projections
+    has_head_norm: bool = False  # queries and keys are normalized head by head
+    experts: int = 0  # routed experts of a sparse layer; 0: a dense model
+    experts_active: int = 0  # of them, for one token
+    expert_intermediate: int = 0
+    experts_shared: int = 0  # which every token passes
+    dense_layers: int = 0  # first layers of a mixture that have no experts
+    query_rank: int = 0  # latent attention: rank of the query's projection
+    latent_rank: int = 0  # latent attention: rank of what the cache keeps of a token
+    rope_dim: int = 0  # latent attention: the part of a head with positions, kept beside the latent
+    value_dim: int = 0  # latent attention: of a head
+    vision: float = 0.0  # parameters of the vision tower
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType(Row):
+    """A family of models and the first release of transformers that can load it."""
+
+    family: str  # as its publisher writes it
+    pattern: str  # found in names of its models, and of stacks for them
+    since: str  # of transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream(Row):
+    """One published Dockerfile at one reference."""
+
+    framework: str
+    hardware: str
+    os: str
+    stacks: tuple[str, ...]  # those made from it
+    base: str
+    cann: str
+    python: str
+    system_packages: tuple[str, ...]
+    packages: Mapping[str, str]  # name -> specifier; "": the version is left open
+    sources: Mapping[str, str]  # name -> tag, branch or commit; HEAD: the default branch, or the tree that is built
+    moving: tuple[str, ...]  # sources that follow a branch
+    order: tuple[str, ...]  # components in the order of their installation; `-triton`: it is removed
+    env: Mapping[str, str] = field(default_factory=dict)
+    patches: tuple[str, ...] = ()  # edits of installed files

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput, CannotTell
-from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.rows import ModelShape
@@ -220,7 +220,7 @@ def model_from(folder: Path) -> Model:
     """
     path = folder / "config.json"
     try:
-        raw = load_file(path)
+        raw = load_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(Message("placement.config-unreadable", {"path": str(path), "what": str(error)})) from error
     if not isinstance(raw, dict):

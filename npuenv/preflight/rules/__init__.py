@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Status
-from npuenv.preflight.rules import cards, data, keys, memory, platform, sizes, values  # noqa: F401 - each adds to RULES
+from npuenv.preflight.rules import cards, keys, memory, platform, sizes, values  # noqa: F401 - each adds to RULES
 from npuenv.preflight.rules.base import RULES, Rule
 from npuenv.preflight.rules.keys import has_own_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.launch import Launch, LaunchFinding
 
 __all__ = ["RULES", "Rule", "examine"]
 

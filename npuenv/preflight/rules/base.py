@@ -13,11 +13,11 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN
-from npuenv.preflight.types import Change, Launch, LaunchFinding, LaunchSetting, launch_finding
+from npuenv.preflight.launch import Change, Launch, LaunchFinding, LaunchSetting, launch_finding
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Severity
-    from npuenv.preflight.types import Machine
+    from npuenv.preflight.launch import Machine
 
 _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"

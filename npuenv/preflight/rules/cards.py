@@ -30,8 +30,8 @@ from npuenv.preflight.rules.base import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.preflight.launch import Launch
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch
 
 _MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
 _SAMPLES = "ROLL Ascend samples (2026-04)"

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import all_names, configs_of, fields_of, is_recorded, programs_of, roll_names, tables_beside
 from npuenv.matrix.rows import MovedKey
-from npuenv.preflight.calls import module_of
 from npuenv.preflight.configs import program_config
+from npuenv.preflight.launch import Change, module_of
 from npuenv.preflight.rules.base import KEEP, is_at_least, nearest, problem, rule
-from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.core.finding import Severity
     from npuenv.matrix.keys import KeyTable
+    from npuenv.preflight.launch import Launch, LaunchSetting
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch, LaunchSetting
 
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"

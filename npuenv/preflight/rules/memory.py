@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
+from npuenv.preflight.launch import Change, LaunchSetting
 from npuenv.preflight.memory import estimate, find_model
 from npuenv.preflight.memory.feasibility import fit, judge
 from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Cards, Job, Placement, Sizes
@@ -29,14 +30,13 @@ from npuenv.preflight.rules.base import (
     whole,
 )
 from npuenv.preflight.rules.cards import cards_of
-from npuenv.preflight.types import Change, LaunchSetting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.preflight.launch import Launch
     from npuenv.preflight.memory.types import Engine, Model
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch
 
 
 _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import roll_names
+from npuenv.preflight.launch import Change
 from npuenv.preflight.rules.base import (
     KEEP,
     is_at_least,
@@ -24,15 +25,14 @@ from npuenv.preflight.rules.base import (
     written,
 )
 from npuenv.preflight.rules.cards import cards_of
-from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.finding import Severity
     from npuenv.matrix.rows import Variable
+    from npuenv.preflight.launch import Launch
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch
 
 _SAMPLES = "ROLL Ascend samples (2026-04)"
 _NO_DEEPSPEED = "alibaba/ROLL v0.3.0: roll/configs/worker_config.py, StrategyArguments"

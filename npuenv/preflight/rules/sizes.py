@@ -7,6 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from npuenv.preflight.launch import Change
 from npuenv.preflight.rules.base import (
     KEEP,
     divisor_below,
@@ -28,14 +29,13 @@ from npuenv.preflight.rules.base import (
     written,
 )
 from npuenv.preflight.rules.cards import cards_of
-from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.finding import Severity
+    from npuenv.preflight.launch import Launch
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"

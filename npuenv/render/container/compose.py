@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.render.container.description import head, left_open
-from npuenv.render.yaml import dump
+from npuenv.render.files import dump_yaml
 
 if TYPE_CHECKING:
     from npuenv.render.container.description import Container, Mount, Say
@@ -27,7 +27,7 @@ def render(container: Container, version: str, say: Say) -> str:
     file: dict[str, Any] = {"name": container.name, "services": {container.name: _service(container)}}
     if container.passwd:
         file["configs"] = {_USERS: {"content": "".join(f"{line}\n" for line in container.passwd)}}
-    return dump(lines, [file])
+    return dump_yaml(lines, [file])
 
 
 def _service(container: Container) -> dict[str, Any]:

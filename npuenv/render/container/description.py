@@ -16,8 +16,8 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import read_cards, written_cards
 from npuenv.render.docker import folder_name
+from npuenv.render.files import plain
 from npuenv.render.layers import HOME
-from npuenv.render.template import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

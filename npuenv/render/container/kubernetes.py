@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.render.container import shell
 from npuenv.render.container.description import has_registry, head, left_open
-from npuenv.render.yaml import dump
+from npuenv.render.files import dump_yaml
 
 if TYPE_CHECKING:
     from npuenv.render.container.description import Container, Say
@@ -40,7 +40,7 @@ def render(container: Container, version: str, say: Say) -> str:
     ]
     lines = head(container, version, say, *notes, chooses=False)
     users = [_users(container)] if container.passwd else []
-    return dump(lines, [*users, _volcano(container, say) if several else _job(container)])
+    return dump_yaml(lines, [*users, _volcano(container, say) if several else _job(container)])
 
 
 def _may_be_refused(container: Container) -> bool:

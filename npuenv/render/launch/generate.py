@@ -12,8 +12,8 @@ from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import names_of
 from npuenv.preflight.memory import estimate, find_model, plan
 from npuenv.preflight.memory.types import Cards, Placement
+from npuenv.render.files import UNSAFE_IN_YAML, plain
 from npuenv.render.launch.job import Paths, chosen_placement, parse_cards, unknown
-from npuenv.render.launch.ray import render_ray
 from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import (
     filled,
@@ -28,8 +28,8 @@ from npuenv.render.launch.roll_recipe import (
 )
 from npuenv.render.launch.verl import render_verl
 from npuenv.render.launch.verl_job import check_recipe, environment, job_for, written
-from npuenv.render.template import UNSAFE_IN_YAML, plain
-from npuenv.resolve.model_types import missing_type
+from npuenv.render.variables import render_ray
+from npuenv.resolve.stack import missing_model_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def launch(asked: LaunchOptions, stack: Stack, *, lang: str = "en") -> LaunchFil
     made = _roll(asked, stack, lang) if framework == "roll" else _verl(asked, stack)
     pin = stack.pin("transformers")
     name = made.job.model.id.rstrip("/").rpartition("/")[2]
-    missing = missing_type(name, pin.version if pin is not None else None, stack.framework, matrix)
+    missing = missing_model_type(name, pin.version if pin is not None else None, stack.framework, matrix)
     notes = (missing, judged, _unusual(asked, made))
     return replace(made, options=asked, notes=(*(note for note in notes if note is not None), *made.notes))
 

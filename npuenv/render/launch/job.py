@@ -13,11 +13,11 @@ from npuenv.core.errors import BadInput
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.launch import Machine
 from npuenv.preflight.memory.types import Placement, read_cards, written_cards
 from npuenv.preflight.reading import ReadOptions, read_text, read_words
 from npuenv.preflight.rules import examine
-from npuenv.preflight.types import Machine
-from npuenv.render.template import UNSAFE_IN_YAML, plain
+from npuenv.render.files import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,7 +17,7 @@ from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import ranges, written_cards
 from npuenv.preflight.rules.memory import ROLL_STRATEGIES
-from npuenv.render.activation import outlived, settings_of
+from npuenv.render.files import UNSAFE_IN_YAML, plain, yaml_text
 from npuenv.render.launch.job import nested, refuse_roll
 from npuenv.render.launch.roll_recipe import (
     ACCUMULATION,
@@ -29,8 +29,7 @@ from npuenv.render.launch.roll_recipe import (
     accumulation,
     defaults_of,
 )
-from npuenv.render.template import UNSAFE_IN_YAML, plain
-from npuenv.render.yaml import text_of
+from npuenv.render.variables import outlived, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -161,7 +160,7 @@ def replaced_value(recipe: Filled, key: str) -> Message:
 
 def _yaml(tree: Mapping[str, Any], head: list[str], comments: Mapping[str, str]) -> str:
     top = [f"# {line}" for words in head for line in _wrapped(words, 0)]
-    return "\n".join([*top, "", text_of([_commented(tree, comments, "", 0)])])
+    return "\n".join([*top, "", yaml_text([_commented(tree, comments, "", 0)])])
 
 
 def _commented(tree: Mapping[str, Any], comments: Mapping[str, str], above: str, depth: int) -> CommentedMap:

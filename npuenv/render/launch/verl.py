@@ -11,7 +11,8 @@ import npuenv
 from npuenv.core import versions
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.render.launch import ray
+from npuenv.render import variables
+from npuenv.render.files import UNSAFE_OR_BLANK, fill, plain
 from npuenv.render.launch.job import refuse_verl
 from npuenv.render.launch.verl_job import (
     check,
@@ -24,7 +25,6 @@ from npuenv.render.launch.verl_job import (
     written,
     yaml,
 )
-from npuenv.render.template import UNSAFE_OR_BLANK, fill, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -125,9 +125,9 @@ def _script(words: Sequence[str], nodes: OnNodes, recipe: LaunchRecipe, *, stack
     return fill(
         "verl_run.sh.j2",
         head=head,
-        exports=ray.exports("verl", stack, is_multi_node=nodes.nodes > 1, own=environment(recipe)),
-        held_back=ray.held_back("verl", stack),
-        ray_auth=ray.needs_auth_mode(stack),
+        exports=variables.exports("verl", stack, is_multi_node=nodes.nodes > 1, own=environment(recipe)),
+        held_back=variables.held_back("verl", stack),
+        ray_auth=variables.needs_auth_mode(stack),
         visible=",".join(str(card) for card in nodes.visible) if nodes.visible is not None else "",
         nodes=nodes.nodes,
         cards=nodes.train,

@@ -13,9 +13,9 @@ from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.hydra import NotHydra, read_value, write_value
+from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.memory.types import Job, Sizes
 from npuenv.preflight.rules.memory import verl_job
-from npuenv.preflight.types import Launch, LaunchSetting, Machine
 from npuenv.preflight.yaml_text import write_scalar
 from npuenv.render.launch.job import nested
 

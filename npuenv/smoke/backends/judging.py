@@ -13,7 +13,7 @@ from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.matrix.error_patterns import load_error_patterns
 from npuenv.smoke.backends.monitor import is_accuracy
-from npuenv.smoke.reading import Reading, finding, number
+from npuenv.smoke.findings import Reading, finding, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from npuenv.core.json_input import JsonError, loads
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.smoke.backends.starting import DRIVER_LOGS
 from npuenv.smoke.run import LOG, METRICS, read_from
 
@@ -102,7 +102,7 @@ def _object(line: str) -> dict[str, float]:
     if start < 0 or "/" not in line[start:]:
         return {}
     try:
-        metrics = loads(line[start:], has_nan=True)
+        metrics = parse_json(line[start:], has_nan=True)
     except JsonError:
         return {}
     return {name: float(value) for name, value in metrics.items() if "/" in name and type(value) in (int, float)}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.errors import BadInput, CannotTell, StepFailed
-from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.host.background import Running
 from npuenv.matrix import load_matrix
@@ -25,7 +25,7 @@ from npuenv.smoke.run import LOG, METRICS, NEVER_INHERITED, make_scene
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.host.base import Host
+    from npuenv.host import Host
     from npuenv.resolve.types import Stack
     from npuenv.smoke.run import TrainerTarget
 
@@ -77,7 +77,7 @@ def _query(host: Host, python: Path, framework: str) -> dict[str, Any]:
     ran = host.run([str(python), "-c", program(), "look", framework], timeout_s=_LOOK_S)
     last = ran.out.strip().rpartition("\n")[2]
     try:
-        answer = loads(last)
+        answer = parse_json(last)
     except JsonError:
         answer = None
     if ran.code != 0 or not isinstance(answer, dict):

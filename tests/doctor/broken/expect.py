@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.registry import CHECKS
+from npuenv.checks import CHECKS
+from npuenv.core.documents import load_toml
 from npuenv.core.messages import Message, say
-from npuenv.core.toml_input import load_file
 from tests.doctor.broken import damage, real, sets, starting
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def expected() -> list[Expected]:
             row.get("slow", False),
             row.get("like", ""),
         )
-        for row in load_file(Path(__file__).parent / "breaks.toml")["break"]
+        for row in load_toml(Path(__file__).parent / "breaks.toml")["break"]
     ]
 
 

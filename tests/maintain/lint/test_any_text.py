@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npuenv.core.messages import say
-from npuenv.maintain.lint.paths import lint_paths
+from npuenv.maintain.lint import lint_paths
 from npuenv.matrix import load_matrix
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.maintain.lint.paths import lint_paths
+from npuenv.maintain.lint import lint_paths
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

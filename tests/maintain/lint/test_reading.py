@@ -13,12 +13,10 @@ from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCH, UNKNOWN, commands, expand, source_of
+from npuenv.maintain.lint import gather, lint_paths
 from npuenv.maintain.lint.dockerfile import image_of, read_dockerfile, read_shell_script
-from npuenv.maintain.lint.gather import gather
-from npuenv.maintain.lint.paths import lint_paths
-from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
 from npuenv.maintain.lint.requirement_files import logical_lines, parse_requirement
-from npuenv.maintain.lint.values import Clone, PipInstall
+from npuenv.maintain.lint.values import Clone, PipInstall, disjoint, takes_newest, within
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

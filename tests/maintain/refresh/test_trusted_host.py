@@ -16,7 +16,7 @@ from npuenv.bundle.fetch import Download, fetch_all, with_sizes
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import say
 from npuenv.facts.pip import PipSetting, PipSettings
-from npuenv.index.fetch import Bounds, Fetch, RequestLimits
+from npuenv.index.pages import Bounds, Fetch, RequestLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.documents import load_toml
 from npuenv.core.messages import Message, say
-from npuenv.core.toml_input import load_file
 from npuenv.preflight.memory import estimate
 from tests.preflight.memory.recipes import (
     EIGHT_A_CARD,
@@ -89,7 +89,7 @@ def test_32768_tokens_of_the_same_model_fit() -> None:
 @pytest.mark.skipif(not CASES.is_dir(), reason="the recorded cases are not beside this checkout")
 def test_every_recorded_out_of_memory_case_has_a_job_here() -> None:
     """Of the cases that the recipes were written for; later ones measure the diagnosis and bring no job with them."""
-    cases = [load_file(path) for path in sorted(CASES.glob("*.toml")) if int(path.stem) <= LAST_MEASURED]
+    cases = [load_toml(path) for path in sorted(CASES.glob("*.toml")) if int(path.stem) <= LAST_MEASURED]
     found = {case["id"] for case in cases if case["cause"] == "memory-oom-config"}
     assert found == {"053", "094"}
     texts = {case["id"]: case["report"] for case in cases}

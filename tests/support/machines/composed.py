@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from npuenv.core.toml_input import load_file
+from npuenv.core.documents import load_toml
 from tests.support.machines.edits import copied
 
 HERE = Path(__file__).parent
@@ -31,12 +31,12 @@ def names() -> tuple[str, ...]:
 @functools.cache
 def faults() -> tuple[dict[str, Any], ...]:
     """The rows of the table of faults."""
-    return tuple(load_file(HERE / "faults.toml")["fault"])
+    return tuple(load_toml(HERE / "faults.toml")["fault"])
 
 
 @functools.cache
 def _machine(name: str) -> dict[str, Any]:
-    own = load_file(HERE / f"{name}.toml")
+    own = load_toml(HERE / f"{name}.toml")
     merged: dict[str, Any] = {}
     for part in own["parts"]:
         _merge(merged, _part(part))
@@ -73,7 +73,7 @@ def machine(name: str) -> dict[str, Any]:
 
 @functools.cache
 def _part(name: str) -> dict[str, Any]:
-    return load_file(HERE / "parts" / f"{name}.toml")
+    return load_toml(HERE / "parts" / f"{name}.toml")
 
 
 def _merge(into: dict[str, Any], what: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tests.support.machines.simulated import SimulatedHost
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.host.base import Host
+    from npuenv.host import Host
 
 __all__ = ["faults", "faulty", "healthy", "is_found", "moved", "names", "recorded"]
 

@@ -9,7 +9,7 @@ import posixpath
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host import Looked, PathState, Ran
 from tests.support.machines.edits import TREE_KINDS, Description, is_under
 from tests.support.machines.target_answers import ELF, elf_answer, target_answer
 

@@ -13,8 +13,8 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.toml_input import load_file
-from npuenv.host.base import Ran
+from npuenv.core.documents import load_toml
+from npuenv.host import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -235,4 +235,4 @@ def _lies_in(told: Mapping[str, Any], library: str) -> str:
 @functools.cache
 def _requirements() -> dict[str, dict[str, list[str]]]:
     """Requires-Dist lines by package and version; `{cpu}` stands for the local part that x86_64 wheels ask for."""
-    return load_file(Path(__file__).parent / "parts" / "requires.toml")
+    return load_toml(Path(__file__).parent / "parts" / "requires.toml")

@@ -1,1 +1,0 @@
-"""Plans: steps with actions and conditions, as pure data."""
