@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 20  # stored of a file, or of the two ends of an output stream; the rest is read and dropped
 _GRACE_S = 0.2  # how long to wait for the last output of a program that has ended but whose child still holds its pipes
+_KERNEL_S = 2.0  # for killed processes to disappear: one that hangs in a driver leaves the kernel late, or never
+_SHELL = "/bin/sh"
+# Each line is the list of the running groups; the end of the input means that the writer has ended.
+_WATCH = (
+    'trap "" HUP INT TERM; now=; while read -r line; do now=$line; done; for g in $now; do kill -s KILL -- "-$g"; done'
+)
+_SOURCE = '. "$1" >/dev/null 2>&1; env -0'
+_SOURCE_TIMEOUT_S = 20.0
 
 
 class LocalHost:
@@ -197,14 +205,6 @@ def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytear
             del size[MAX_BYTES // 2 : -MAX_BYTES]
 
 
-_KERNEL_S = 2.0  # for killed processes to disappear: one that hangs in a driver leaves the kernel late, or never
-_SHELL = "/bin/sh"
-# Each line is the list of the running groups; the end of the input means that the writer has ended.
-_WATCH = (
-    'trap "" HUP INT TERM; now=; while read -r line; do now=$line; done; for g in $now; do kill -s KILL -- "-$g"; done'
-)
-
-
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Delays the signals that end this process until the end of the block.
@@ -307,10 +307,6 @@ class Guard:
 
     def __del__(self) -> None:
         self.end()
-
-
-_SOURCE = '. "$1" >/dev/null 2>&1; env -0'
-_SOURCE_TIMEOUT_S = 20.0
 
 
 def sourced(host: Host, file: str) -> SourcedHost | None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_CHUNK = 1 << 20
+
+
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     """Writes a file atomically through a temporary name beside it: readers see the old text or the new. Raises:
     OSError.
@@ -93,9 +96,6 @@ def claimed(path: str) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-_CHUNK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
