@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "Finding", "Fix", "Status", "by_severity", "check_all", "exit_code", "title"]
 
-
 NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS)
-_TORCH = (*torch_family.TORCH, *imports.CHECKS, *limits.CHECKS, *torch_family.CHECKS, *imports.LOADER)
-PYTHON = (*environment.CHECKS, *_TORCH, *vllm.CHECKS, *limits.RAY_TOKEN)
+_PACKAGES = (*torch_family.TORCH, *imports.CHECKS, *limits.CHECKS, *torch_family.CHECKS, *imports.LOADER)
+PYTHON = (*environment.CHECKS, *_PACKAGES, *vllm.CHECKS, *limits.RAY_TOKEN)
 NETWORK = (*hccn.CHECKS, *host.CHECKS)
 CHECKS = (*machine.CHECKS, *NPU, *toolkit.CHECKS, *PYTHON, *settings.CHECKS, *NETWORK, *ray.CHECKS)
-
 
 _REQUIREMENT = re.compile(
     r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[\w,.-]+\])?((?:[=<>!~]=?=?[\w.*+!-]+,?)*)"

@@ -32,7 +32,6 @@ _WATCH = (
     'trap "" HUP INT TERM; now=; while read -r line; do now=$line; done; for g in $now; do kill -s KILL -- "-$g"; done'
 )
 _SOURCE = '. "$1" >/dev/null 2>&1; env -0'
-_SOURCE_TIMEOUT_S = 20.0
 
 
 class LocalHost:
@@ -316,9 +315,8 @@ def sourced(host: Host, file: str) -> SourcedHost | None:
     shell = shutil.which("bash") or shutil.which("sh")
     if shell is None:
         return None
-    ran = host.run(
-        (shell, "-c", _SOURCE, shell, file), timeout_s=_SOURCE_TIMEOUT_S, env={"LC_ALL": os.environ.get("LC_ALL", "")}
-    )
+    env = {"LC_ALL": os.environ.get("LC_ALL", "")}
+    ran = host.run((shell, "-c", _SOURCE, shell, file), timeout_s=20.0, env=env)
     pairs = [entry.partition("=") for entry in ran.out.split("\0") if "=" in entry]
     return SourcedHost(host, {name: value for name, _, value in pairs}) if ran.code == 0 and pairs else None
 

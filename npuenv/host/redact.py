@@ -55,7 +55,6 @@ _SERVERS = (
 
 _ANY_WORD = any_word_pattern(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
 
-
 _Names = tuple[tuple[str, ...], ...]  # of users, of machines, and complete names in private zones; with repetitions
 # Variables a diagnosis can need; all others are not recorded.
 _KEPT_VARIABLE = re.compile(

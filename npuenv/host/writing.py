@@ -78,11 +78,10 @@ def claim(path: str) -> int | None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        return None
-    except OSError:
-        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
     return descriptor
 

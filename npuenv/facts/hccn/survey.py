@@ -183,10 +183,8 @@ def _ports_off(survey: HccnSurvey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fac
     off: dict[int, tuple[int, ...]] = {}
     lines: list[Evidence] = []
     for card, fact in ports.value.items():
-        down = [port for port in fact.value.ports if not port.is_up] if fact.value else []
-        words = {
-            port.number: ("-g", "-port_info", *f"-i {card} -u {port.die} -p {port.number}".split()) for port in down
-        }
+        down = {port.number: port.die for port in fact.value.ports if not port.is_up} if fact.value else {}
+        words = {at: ("-g", "-port_info", *f"-i {card} -u {die} -p {at}".split()) for at, die in down.items()}
         found = survey.each(words, "port_info")
         lines += found.evidence
         states = {number: item.value for number, item in (found.value or {}).items() if item.value}

@@ -136,9 +136,8 @@ def table_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTable]:
 
 def trouble_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTrouble]:
     """The trouble; absent where there is a table."""
-    return made_of(
-        smi, lambda value: known(value, *smi.evidence) if isinstance(value, SmiTrouble) else absent(*smi.evidence)
-    )
+    lines = smi.evidence
+    return made_of(smi, lambda value: known(value, *lines) if isinstance(value, SmiTrouble) else absent(*lines))
 
 
 def nodes(host: Host) -> Fact[Nodes]:
