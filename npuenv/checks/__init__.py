@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from npuenv.facts.collect import Facts
     from npuenv.facts.python import Python
-    from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 
 
@@ -136,11 +135,10 @@ def check_all(
     framework: str | None = None,
     level: int = 1,
     stack: Stack | None = None,
-    matrix: Matrix | None = None,
     checks: tuple[Check, ...] | None = None,
 ) -> tuple[Finding, ...]:
-    """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
-    context = Context(facts, matrix or load_matrix(), framework, stack)
+    """One finding per check, in the order of declaration. `checks` defaults to those of npuenv."""
+    context = Context(facts, load_matrix(), framework, stack)
     asked = checks or CHECKS
     here = {check.id for check in asked}
     owners = {fact: check for fact, check in REPORTED_BY.items() if check in here}

@@ -204,7 +204,7 @@ def _by_shadow(context: Context, found: Import, match: re.Match[str], evidence: 
     return fail("python.import-shadow", *shown, fix=fix, module=found.module, symbol=match[2], path=library.path)
 
 
-def _by_symbol(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
+def _by_symbol(_: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     file, symbol = match.groups()
     kind = "nnal" if "3atb" in symbol else "abi" if symbol.startswith(("_Py", "Py")) else "torch"
     is_torch = re.match(r"_ZN[KV]?(3c10|2at|5torch|7c10_npu|6at_npu)", symbol)

@@ -252,11 +252,11 @@ def parse_claims(text: str) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def events(host: Host, *, timeout_s: float = 10.0) -> Fact[tuple[KernelEvent, ...]]:
+def events(host: Host) -> Fact[tuple[KernelEvent, ...]]:
     """The driver's troubles since the boot; unknown where this user may not read the log."""
-    ran = host.run(_DMESG, timeout_s=timeout_s)
+    ran = host.run(_DMESG)
     if "unrecognized option" in ran.err or "unknown option" in ran.err:
-        ran = host.run(_DMESG[:1], timeout_s=timeout_s)
+        ran = host.run(_DMESG[:1])
     command = " ".join(ran.argv)
     if ran.is_absent:
         return absent(Evidence(command, "not found"))
