@@ -16,11 +16,12 @@ from npuenv.checks.cann import toolkit
 from npuenv.checks.network import hccn, host
 from npuenv.checks.npu import boards, cards, devices, driver
 from npuenv.checks.npu.boards import has_sign_of_cards
-from npuenv.checks.python import CHECKS as PYTHON
+from npuenv.checks.python import environment, imports, limits, torch_family, vllm
 from npuenv.checks.session import settings
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import WORST_FIRST, Finding, Fix, Status
+from npuenv.core.versions import normalised
 from npuenv.facts.collector import was_asked
 from npuenv.matrix import load_matrix
 
@@ -29,26 +30,16 @@ if TYPE_CHECKING:
 
     from npuenv.facts.collect import Facts
     from npuenv.facts.python import Python
-    from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 
 
-__all__ = [
-    "Context",
-    "Finding",
-    "Fix",
-    "Status",
-    "by_severity",
-    "check_all",
-    "exit_code",
-    "title",
-]
-
+__all__ = ["Context", "Finding", "Fix", "Status", "by_severity", "check_all", "exit_code", "title"]
 
 NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS)
+_PACKAGES = (*torch_family.TORCH, *imports.CHECKS, *limits.CHECKS, *torch_family.CHECKS, *imports.LOADER)
+PYTHON = (*environment.CHECKS, *_PACKAGES, *vllm.CHECKS, *limits.RAY_TOKEN)
 NETWORK = (*hccn.CHECKS, *host.CHECKS)
-CHECKS = (*machine.CHECKS, *NPU, *toolkit.CHECKS, *PYTHON, *settings.STACK, *settings.CHECKS, *NETWORK, *ray.CHECKS)
-
+CHECKS = (*machine.CHECKS, *NPU, *toolkit.CHECKS, *PYTHON, *settings.CHECKS, *NETWORK, *ray.CHECKS)
 
 _REQUIREMENT = re.compile(
     r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[\w,.-]+\])?((?:[=<>!~]=?=?[\w.*+!-]+,?)*)"
@@ -61,6 +52,10 @@ _BUILT = frozenset({"vllm", "vllm-ascend", "sgl-kernel-npu", "apex", "megatron-c
 # Their fixes are proposals: they may help one package and break another.
 _JUDGED_BY_A_PERSON = frozenset({"python.requirements", "python.unsupported"})
 _BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # these install a torch of their own unless prevented
+_EVIDENCE_AT_MOST = 6
+# Facts that are unknown whenever the first one is, and the check that reports it; the others only refer to it.
+REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
+_OF_CARDS = ("cards.", "devices.", "driver.", "network.")
 
 
 def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
@@ -84,10 +79,7 @@ def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | 
 
 def _packages(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
     """The packages that a command installs or removes; None for any other command."""
-    head = _head(argv, python)
-    if head is None:
-        return None
-    verb, words = argv[3] if head[0] != "uv" else argv[2], list(argv[len(head) :])
+    verb, words = _split(argv, python)
     names = []
     while words:
         word = words.pop(0)
@@ -95,20 +87,25 @@ def _packages(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
             words.pop(0)
         elif word not in _SWITCHES:
             match = _REQUIREMENT.fullmatch(word)
-            name = re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""
+            name = normalised(match[1]) if match else ""
             if match is None or (verb == "install" and not _is_harmless(name, match[2], argv)):
                 return None
             names.append(name)
     return tuple(names) or None
 
 
-def _head(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
-    """The arguments before the options of a pip command for the inspected environment."""
+def _split(argv: Sequence[str], python: Python) -> tuple[str, list[str]]:
+    """The verb of a pip command for the inspected environment, and its words; none of another command."""
     for verb in ("install", "uninstall"):
-        for head in ((python.executable, "-m", "pip", verb), ("uv", "pip", verb, "--python", python.executable)):
+        for head in _heads(verb, python):
             if tuple(argv[: len(head)]) == head:
-                return head
-    return None
+                return verb, list(argv[len(head) :])
+    return "", []
+
+
+def _heads(verb: str, python: Python) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a command begins with: with pip, and with uv."""
+    return (python.executable, "-m", "pip", verb), ("uv", "pip", verb, "--python", python.executable)
 
 
 def _is_harmless(name: str, spec: str, argv: Sequence[str]) -> bool:
@@ -124,21 +121,12 @@ def _undo(like: Sequence[str], touched: Mapping[str, None], python: Python) -> t
     here = {name: python.distributions[name] for name in touched if name in python.distributions}
     new = [name for name in touched if name not in here]
     commands = []
+    is_uv = like[0] == "uv"
     for verb, words in (("uninstall", new), ("install", [f"{name}=={version}" for name, version in here.items()])):
-        if not words:
-            continue
-        head: tuple[str, ...] = (python.executable, "-m", "pip", verb)
-        if like[0] == "uv":
-            head = ("uv", "pip", verb, "--python", python.executable)
-        options = ("--no-deps", "--force-reinstall") if verb == "install" else ("-y",) if like[0] != "uv" else ()
-        commands.append((*head, *options, *words))
+        options = ("--no-deps", "--force-reinstall") if verb == "install" else () if is_uv else ("-y",)
+        if words:
+            commands.append((*_heads(verb, python)[is_uv], *options, *words))
     return tuple(commands)
-
-
-_EVIDENCE_AT_MOST = 6
-# Facts that are unknown whenever the first one is, and the check that reports it; the others only refer to it.
-REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
-_OF_CARDS = ("cards.", "devices.", "driver.", "network.")
 
 
 def check_all(
@@ -147,11 +135,10 @@ def check_all(
     framework: str | None = None,
     level: int = 1,
     stack: Stack | None = None,
-    matrix: Matrix | None = None,
     checks: tuple[Check, ...] | None = None,
 ) -> tuple[Finding, ...]:
-    """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
-    context = Context(facts, matrix or load_matrix(), framework, stack)
+    """One finding per check, in the order of declaration. `checks` defaults to those of npuenv."""
+    context = Context(facts, load_matrix(), framework, stack)
     asked = checks or CHECKS
     here = {check.id for check in asked}
     owners = {fact: check for fact, check in REPORTED_BY.items() if check in here}
@@ -221,9 +208,7 @@ def _owner(facts: Facts, name: str, owners: Mapping[str, str]) -> str | None:
 
 
 def _finding(check: Check, verdict: CheckResult, context: Context) -> Finding:
-    evidence = verdict.evidence or _evidence(context.facts, check.reads)
-    if verdict.status is Status.SKIP:
-        evidence = verdict.evidence
+    evidence = verdict.evidence or _evidence(context.facts, () if verdict.status is Status.SKIP else check.reads)
     fix = mark_automatic(verdict.fix, context, check.id)
     return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, fix)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -27,21 +26,8 @@ T = TypeVar("T")
 _OfText = Callable[["Context", str], "CheckResult | None"]
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
-# The first part of a check's id -> the message catalogue `check_NAME` with its title.
-CATALOGUES = {
-    "machine": "machine",
-    "container": "machine",
-    "cards": "npu",
-    "devices": "npu",
-    "driver": "npu",
-    "network": "network",
-    "cann": "cann",
-    "nnal": "cann",
-    "session": "session",
-    "python": "python",
-    "ray": "ray",
-    "stack": "stack",
-}
+# The first part of a check's id -> the message catalogue `check_NAME` with its title, where that has another name.
+CATALOGUES = {"container": "machine", "cards": "npu", "devices": "npu", "driver": "npu", "nnal": "cann"}
 
 
 class CheckResult(NamedTuple):
@@ -192,11 +178,6 @@ def given(
     return decorate
 
 
-def numbers_in(text: str) -> tuple[int, ...]:
-    """ "25.0.rc1" -> (25, 0, 1)."""
-    return tuple(map(int, re.findall(r"[0-9]+", text)))
-
-
 def of_variable(name: str, stem: str, *, unset: str = "") -> Callable[[_OfText], Callable[[Context], CheckResult]]:
     """Decorates a check of one variable: the function gets its value, and may leave to this what most results share.
 
@@ -279,4 +260,5 @@ def fix_for(
 
 def title(check_id: str) -> Message:
     """The title of a check."""
-    return message(f"{CATALOGUES[check_id.partition('.')[0]]}.title-{check_id.replace('.', '-')}")
+    area = check_id.partition(".")[0]
+    return message(f"{CATALOGUES.get(area, area)}.title-{check_id.replace('.', '-')}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, numbers_in, ok, skip, unknown, warn
+from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence, State
+from npuenv.core.versions import numbers_in
 from npuenv.facts.machine import DRIVER_GROUP, UNLIMITED, line_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _GLIBC = (2, 28)  # the floor of torch_npu's and most other wheels: manylinux_2_
 _SHM_LEAST_KIB, _SHM_GOOD_KIB = 512 << 10, 8 * _GIB_KIB
 _FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
 _LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow by default
+_UNLIMITED = ("ulimit", "-l", "unlimited")
 _FILES_CPU = 1024  # a run without cards opens few files
 _CXX_LEVEL = 24  # the newest GLIBCXX_3.4.N that a manylinux_2_28 wheel may need
 # Every rank, worker and compiler starts dozens of threads; podman's default is 2048. The threshold is npuenv's own.
@@ -46,9 +48,11 @@ _INODES_LEAST, _INODES_GOOD = 5_000, 50_000  # an environment has 20,000 to 60,0
 _INODES_OF_TMP = 10  # temporary files are a tenth of those at most
 _MODELS = ("HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE")  # these are also read from, so read-only may be intended
 _LUSTRE_LOCKS = ("flock", "localflock")
+_MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through host memory; the threshold is npuenv's own
+_PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
-def size_of(kib: int) -> str:
+def _size_of(kib: int) -> str:
     """A size for people: `8.0 GiB`, `512 MiB`."""
     return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
@@ -77,12 +81,11 @@ def _shm(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None:
         return warn("machine.shm-absent", fix="machine.shm")
-    size = size_of(space.size_kib)
-    if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu":
-        return fail("machine.shm-small", fix="machine.shm", size=size)
-    if space.size_kib < _SHM_GOOD_KIB:
-        return warn("machine.shm-small", fix="machine.shm", size=size)
-    return ok("machine.shm-ok", size=size)
+    size = _size_of(space.size_kib)
+    if space.size_kib >= _SHM_GOOD_KIB:
+        return ok("machine.shm-ok", size=size)
+    verdict = fail if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu" else warn
+    return verdict("machine.shm-small", fix="machine.shm", size=size)
 
 
 def _shm_free(context: Context) -> CheckResult:
@@ -90,13 +93,11 @@ def _shm_free(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None or space.size_kib < _SHM_GOOD_KIB:
         return skip("machine.because-shm")
-    free, size = size_of(space.free_kib), size_of(space.size_kib)
-    fix = fix_for("machine.shm-free", ("ls", "-l", "/dev/shm"))
-    if space.free_kib < _SHM_LEAST_KIB:
-        return fail("machine.shm-full", fix=fix, free=free, size=size)
-    if space.free_kib * 10 < space.size_kib:
-        return warn("machine.shm-full", fix=fix, free=free, size=size)
-    return ok("machine.shm-free-ok", free=free)
+    free, size = _size_of(space.free_kib), _size_of(space.size_kib)
+    if space.free_kib >= _SHM_LEAST_KIB and space.free_kib * 10 >= space.size_kib:
+        return ok("machine.shm-free-ok", free=free)
+    verdict = fail if space.free_kib < _SHM_LEAST_KIB else warn
+    return verdict("machine.shm-full", fix=fix_for("machine.shm-free", ("ls", "-l", "/dev/shm")), free=free, size=size)
 
 
 @given(lambda context: context.facts.machine.open_files.value, "no-limit")
@@ -104,11 +105,9 @@ def _files(context: Context, limit: int) -> CheckResult:
     good = _FILES_CPU if context.framework == "cpu" else _FILES_GOOD
     if limit == UNLIMITED or limit >= good:
         return ok("machine.files-ok")
-    hard = _hard_limit(context.facts.machine.open_files)
+    hard, fix = _hard_limit(context.facts.machine.open_files), fix_for("machine.files", ("ulimit", "-n", str(good)))
     if hard is not None and hard < good:
         fix = fix_for("machine.files-hard", hard=hard, good=good)
-    else:
-        fix = fix_for("machine.files", ("ulimit", "-n", str(good)))
     return warn("machine.files-warn", fix=fix, limit=limit, good=good)
 
 
@@ -125,11 +124,9 @@ def _hard_limit(fact: Fact[int]) -> int | None:
 def _locked(context: Context, limit: int) -> CheckResult:
     if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
         return ok("machine.locked-ok")
-    hard = _hard_limit(context.facts.machine.locked_memory)
+    hard, fix = _hard_limit(context.facts.machine.locked_memory), fix_for("machine.locked", _UNLIMITED)
     if hard is not None:
         fix = fix_for("machine.locked-hard", hard=hard >> 10)
-    else:
-        fix = fix_for("machine.locked", ("ulimit", "-l", "unlimited"))
     return warn("machine.locked-warn", fix=fix, limit=limit >> 10)
 
 
@@ -137,12 +134,10 @@ def _disk(context: Context) -> CheckResult:
     space = context.facts.machine.disk.value
     if space is None:
         return unknown("machine.disk-absent")
-    size = size_of(space.free_kib)
-    if space.free_kib < _DISK_LEAST_KIB:
-        return fail("machine.disk-small", fix="machine.disk", size=size)
-    if space.free_kib < _DISK_GOOD_KIB:
-        return warn("machine.disk-small", fix="machine.disk", size=size)
-    return ok("machine.disk-ok", size=size)
+    size = _size_of(space.free_kib)
+    if space.free_kib >= _DISK_GOOD_KIB:
+        return ok("machine.disk-ok", size=size)
+    return (fail if space.free_kib < _DISK_LEAST_KIB else warn)("machine.disk-small", fix="machine.disk", size=size)
 
 
 def _libstdcxx(context: Context) -> CheckResult:
@@ -177,10 +172,10 @@ def _memory(context: Context) -> CheckResult:
     memory = context.facts.machine.memory.value
     if memory is None or memory.available_kib is None:
         return skip("machine.memory-absent")
-    free, total = size_of(memory.available_kib), size_of(memory.total_kib)
+    free, total = _size_of(memory.available_kib), _size_of(memory.total_kib)
     if memory.available_kib >= min(max(_FREE_MEMORY_LEAST_KIB, memory.total_kib // 100), memory.total_kib // 4):
         return ok("machine.memory-ok", free=free)
-    swap = size_of((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
+    swap = _size_of((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
     fix = fix_for("machine.memory", ("ps", "-eo", "pid,user,rss,comm", "--sort=-rss"))
     return warn("machine.memory-warn", fix=fix, free=free, total=total, swap=swap)
 
@@ -259,14 +254,8 @@ def _zombies(_: Context, found: Processes) -> CheckResult:
     if not unreaped and len(dead) < _ZOMBIES_MANY:
         return ok("machine.zombies-ok")
     shown = unreaped or dead
-    parents = tuple(dict.fromkeys(process.parent for process in shown))
-    fix = "machine.zombies"
-    return warn("machine.zombies-warn", *map(line_of, shown[:6]), fix=fix, count=len(shown), parents=parents)
-
-
-_ENCODING = "PEP 538, PEP 540: only a locale without encoding becomes UTF-8"
-_DRIVER_GROUP = "the driver's installer: it needs the user and group HwHiAiUser"
-_LIBSTDCXX = "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24"
+    says = {"count": len(shown), "parents": tuple(dict.fromkeys(process.parent for process in shown))}
+    return warn("machine.zombies-warn", *map(line_of, shown[:6]), fix="machine.zombies", **says)
 
 
 def _home(context: Context) -> CheckResult:
@@ -301,10 +290,10 @@ def _tmp(context: Context) -> CheckResult:
         return fail("machine.tmp-closed", *_why_closed(tmp), fix="machine.tmp-closed", path=tmp.path)
     if not _is_same_disk(tmp, home) and tmp.free_kib < _TMP_GOOD_KIB:
         verdict = fail if tmp.free_kib < _TMP_LEAST_KIB else warn
-        return verdict("machine.tmp-small", fix="machine.tmp-small", path=tmp.path, size=size_of(tmp.free_kib))
+        return verdict("machine.tmp-small", fix="machine.tmp-small", path=tmp.path, size=_size_of(tmp.free_kib))
     if tmp.mount is not None and tmp.mount.is_noexec:
         return warn("machine.tmp-noexec", _mounted(tmp.mount), fix="machine.tmp-noexec", path=tmp.path)
-    return ok("machine.tmp-ok", path=tmp.path, size=size_of(tmp.free_kib))
+    return ok("machine.tmp-ok", path=tmp.path, size=_size_of(tmp.free_kib))
 
 
 def _is_same_disk(one: FolderUsage, other: FolderUsage | None) -> bool:
@@ -343,7 +332,7 @@ def _caches(context: Context) -> CheckResult:
             return verdict("machine.cache-closed", *lines, fix=fix, variable=cache.variable, path=cache.path)
     for cache in found:
         if cache.nearest.free_kib < _CACHE_GOOD_KIB and not _is_same_disk(cache.nearest, home):
-            size, fix = size_of(cache.nearest.free_kib), fix_for("machine.cache-small", variable=cache.variable)
+            size, fix = _size_of(cache.nearest.free_kib), fix_for("machine.cache-small", variable=cache.variable)
             return warn("machine.cache-small", fix=fix, variable=cache.variable, path=cache.path, size=size)
     return ok("machine.caches-ok", variables=tuple(cache.variable for cache in found))
 
@@ -358,14 +347,6 @@ def _locks(context: Context) -> CheckResult:
             fix = fix_for("machine.locks", ("export", "HF_HOME=/tmp/hf"))
             return warn("machine.locks-warn", _mounted(mount, None), fix=fix, path=folder.path, place=mount.place)
     return ok("machine.locks-ok")
-
-
-_WRITES = "torch, triton, pip and Hugging Face keep caches and logs below HOME"
-_LUSTRE = "huggingface/huggingface_hub#2399: OSError 38 on Lustre mounted without flock"
-
-
-_MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through host memory; the threshold is npuenv's own
-_PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 def _emulated(context: Context) -> CheckResult:
@@ -413,6 +394,11 @@ def _oom(context: Context) -> CheckResult:
     return warn("machine.oom-warn", fix="machine.oom", count=groups.oom_kills)
 
 
+_ENCODING = "PEP 538, PEP 540: only a locale without encoding becomes UTF-8"
+_DRIVER_GROUP = "the driver's installer: it needs the user and group HwHiAiUser"
+_LIBSTDCXX = "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24"
+_WRITES = "torch, triton, pip and Hugging Face keep caches and logs below HOME"
+_LUSTRE = "huggingface/huggingface_hub#2399: OSError 38 on Lustre mounted without flock"
 _EMULATED = "docker: platform linux/amd64 on linux/arm64"
 _TASKS_LIMIT = "cgroups(7): pids.max; podman run --pids-limit 2048"
 CHECKS = (

@@ -48,19 +48,18 @@ def _runs_here(context: Context) -> bool | None:
     return None if found is None else any(item.name in _SERVERS and not item.is_zombie for item in found.ours)
 
 
-def _address(context: Context) -> CheckResult:
+@given(lambda context: context.facts.ray.address.value, "ray.no-address")
+def _address(context: Context, address: str) -> CheckResult:
     """An address must belong to a cluster with a node on this machine; else `ray.init` waits for nothing."""
-    address = context.facts.ray.address
-    if address.value is None:
-        return skip("ray.no-address")
     if _runs_here(context) is not False or _status(context) is not None:
-        return ok("ray.address-ok", address=address.value)
-    source = address.evidence[0].command
+        return ok("ray.address-ok", address=address)
+    evidence = context.facts.ray.address.evidence
+    source = evidence[0].command
     if source == "environment":
-        fix = fix_for("ray.address-named", ("unset", "RAY_ADDRESS"), address=address.value)
-        return warn("ray.address-named", *address.evidence, fix=fix, address=address.value)
+        fix = fix_for("ray.address-named", ("unset", "RAY_ADDRESS"), address=address)
+        return warn("ray.address-named", *evidence, fix=fix, address=address)
     fix = fix_for("ray.address-noted", ("rm", source))
-    return warn("ray.address-noted", *address.evidence, fix=fix, address=address.value, path=source)
+    return warn("ray.address-noted", *evidence, fix=fix, address=address, path=source)
 
 
 def _answers(context: Context) -> CheckResult:

@@ -19,6 +19,16 @@ from typing import Any, cast
 
 import tomli
 
+_MOST_BYTES = 256 * 1024**2  # a capture with the files of 400 packages has 20 MB
+_MOST_DIGITS = 300  # float() of a longer one fails
+_MOST_LEVELS = 100  # far below where a reader of the values meets Python's own limit
+_TOO_DEEP = f"nested more than {_MOST_LEVELS} levels deep"
+# A dotted key costs older parsers memory that grows with the square of its parts: one of 200 kB takes all there is.
+_MOST_PARTS = 100
+_PART = r"(?:[\w-]+|\"[^\"\n]*\"|'[^'\n]*')[ \t]*\.[ \t]*"
+_LONG_KEY = re.compile(rf"(?:{_PART}){{{_MOST_PARTS}}}")
+_LONG_NUMBER = re.compile(r"0[xob]\w{300}|\d[\d_]{300}")  # str() or float() of such a one fails
+
 
 @functools.cache
 def folder_of(file: str) -> Path:
@@ -43,11 +53,6 @@ def read_bytes(path: Path, most: int) -> bytes:
     return data
 
 
-_MOST_BYTES = 256 * 1024**2  # a capture with the files of 400 packages has 20 MB
-_MOST_DIGITS = 300  # float() of a longer one fails
-_MOST_LEVELS = 100  # far below where a reader of the values meets Python's own limit
-
-
 class JsonError(ValueError):
     """It is no JSON that is read here; the text says why, with line and column where one place is to blame."""
 
@@ -62,7 +67,7 @@ def parse_json(text: str | bytes, *, has_nan: bool = False) -> Any:
     except UnicodeDecodeError as error:
         raise JsonError(f"byte {error.start} is not UTF-8") from error
     except RecursionError as error:
-        raise _too_deep() from error
+        raise JsonError(_TOO_DEEP) from error
 
 
 def parse_json_at(text: str, start: int) -> tuple[Any, int]:
@@ -73,7 +78,7 @@ def parse_json_at(text: str, start: int) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         raise JsonError(error.msg) from error
     except RecursionError as error:
-        raise _too_deep() from error
+        raise JsonError(_TOO_DEEP) from error
 
 
 def load_json(path: Path) -> Any:
@@ -88,11 +93,7 @@ def _shallow(value: Any) -> Any:
         level = [each for each in inner if isinstance(each, (dict, list))] if isinstance(value, (dict, list)) else []
         if not level:
             return value
-    raise _too_deep()
-
-
-def _too_deep() -> JsonError:
-    return JsonError(f"nested more than {_MOST_LEVELS} levels deep")
+    raise JsonError(_TOO_DEEP)
 
 
 def _int(text: str) -> int:
@@ -114,13 +115,6 @@ def _constant(text: str) -> float:
 
 _STRICT = json.JSONDecoder(parse_int=_int, parse_float=_float, parse_constant=_constant)
 _WITH_NAN = json.JSONDecoder(parse_int=_int)
-
-
-# A dotted key costs older parsers memory that grows with the square of its parts: one of 200 kB takes all there is.
-_MOST_PARTS = 100
-_PART = r"(?:[\w-]+|\"[^\"\n]*\"|'[^'\n]*')[ \t]*\.[ \t]*"
-_LONG_KEY = re.compile(rf"(?:{_PART}){{{_MOST_PARTS}}}")
-_LONG_NUMBER = re.compile(r"0[xob]\w{300}|\d[\d_]{300}")  # str() or float() of such a one fails
 
 
 class TomlError(ValueError):

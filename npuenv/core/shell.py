@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Words of the user's own shell: a program that runs them changes nothing for the user.
-OWN_SHELL = ("source", ".", "export", "unset", "ulimit")
+_OWN_SHELL = ("source", ".", "export", "unset", "ulimit")
 # Only these are let through as variables in a value; every other dollar sign is text.
 _LISTS = re.compile(r"\$\{?(LD_LIBRARY_PATH|LD_PRELOAD|PATH|PYTHONPATH)(?![A-Za-z0-9_])\}?")
 
 
 def is_for_own_shell(argv: Sequence[str]) -> bool:
     """Whether a command has an effect only when the user's own shell runs it."""
-    return bool(argv) and argv[0] in OWN_SHELL
+    return bool(argv) and argv[0] in _OWN_SHELL
 
 
 def can_be_written_down(argv: Sequence[str]) -> bool:

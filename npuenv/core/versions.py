@@ -196,6 +196,11 @@ def _meets(has: PythonVersion, sign: str, text: str) -> bool:
     return (padded[: len(wanted)] == wanted) is (sign == "==")
 
 
+def numbers_in(text: str) -> tuple[int, ...]:
+    """The numbers of any text, in order. Example: "25.0.rc1" -> (25, 0, 1)."""
+    return tuple(map(int, re.findall(r"[0-9]+", text)))
+
+
 def exact(spec: str) -> str:
     """The version of an exact pin; "" for a range. Example: "==2.9.0" -> "2.9.0"."""
     return spec.removeprefix("==") if spec.startswith("==") and "," not in spec and "*" not in spec else ""
@@ -223,8 +228,8 @@ def requirement_spec(text: str) -> str:
     return re.sub(r"^\s*[A-Za-z0-9._-]+\s*(\[[^\]]*\])?\s*", "", text.partition(";")[0]).strip().strip("()")
 
 
-def marker_environment(arch: str, python: str, micro: int = 0) -> dict[str, str]:
-    """The environment of CPython on Linux, without extras, for `Marker.evaluate`."""
+def marker_environment(arch: str, python: str, full: str = "") -> dict[str, str]:
+    """The environment of CPython on Linux, without extras, for `Marker.evaluate`. `full`: the whole version."""
     return {
         "extra": "",
         "implementation_name": "cpython",
@@ -232,7 +237,7 @@ def marker_environment(arch: str, python: str, micro: int = 0) -> dict[str, str]
         "platform_machine": arch,
         "platform_python_implementation": "CPython",
         "platform_system": "Linux",
-        "python_full_version": f"{python}.{micro}",
+        "python_full_version": full or f"{python}.0",
         "python_version": python,
         "sys_platform": "linux",
     }

@@ -26,6 +26,7 @@ T = TypeVar("T")
 NOT_ASKED = "not asked"  # the command of the evidence of a fact that this level leaves out
 _LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
 USE_LEVEL = 2  # from this level on, cards and the network are used, not only read
+_hints = functools.cache(get_type_hints)
 
 
 def fact(reader: Callable[..., Fact[Any]], *needs: str, level: int = 0) -> Any:
@@ -164,11 +165,15 @@ def of_file(path: str) -> Callable[[Callable[[str], Fact[T] | None]], Callable[[
 def file_text(host: Host, path: str) -> Fact[str]:
     """The text of a file; absent where nothing is there, unknown where it cannot be read or is no file."""
     looked = host.look(path)
-    if looked.state is PathState.FILE:
-        return known(looked.text, Evidence(path, first_line(looked.text)))
+    is_file = looked.state is PathState.FILE
+    return known(looked.text, Evidence(path, first_line(looked.text))) if is_file else not_here(looked)
+
+
+def not_here(looked: Looked) -> Fact[Any]:
+    """What was looked for at a path and is not there: absent where nothing is, else unknown with the reason."""
     if looked.state is PathState.ABSENT:
-        return absent(Evidence(path, "absent"))
-    return unknown(Evidence(path, looked.error or looked.state.value))
+        return absent(Evidence(looked.path, "absent"))
+    return unknown(Evidence(looked.path, looked.error or looked.state.value))
 
 
 def pairs(text: str, separator: str = "=") -> dict[str, str]:
@@ -212,9 +217,6 @@ def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     names = [name for name, is_required in _fields(kind) if name in found or is_required]  # type: ignore[arg-type]
     return kind(**{name: _value(hints[name], found[name]) for name in names})
-
-
-_hints = functools.cache(get_type_hints)
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def ask(host: Host, want: Condition) -> Fact[str]:
 
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
     """Every distribution of an interpreter, name in lower case with dashes -> version, in one process."""
-    fact = _first_line(host, (python, "-I", "-c", _ALL_VERSIONS), "distributions")
+    fact = _printed(host, (python, "-I", "-c", _ALL_VERSIONS), "distributions")
     return made_of(fact, lambda text: _object(text, *fact.evidence))
 
 
@@ -105,11 +105,15 @@ def _file_text(host: Host, path: str) -> Fact[str]:
 
 
 def _venv_python(host: Host, target: str) -> Fact[str]:
-    fact = _first_line(host, (f"{target}/bin/python", "-I", "-c", _VENV_PYTHON), "version of the environment's Python")
+    fact = _printed(host, (f"{target}/bin/python", "-I", "-c", _VENV_PYTHON), "version of the environment's Python")
     return fact if fact.value != "" else absent(*fact.evidence)  # runs, but is no environment of its own
 
 
-def _first_line(host: Host, argv: tuple[str, ...], asked: str) -> Fact[str]:
+def _dist_version(host: Host, python: str, name: str) -> Fact[str]:
+    return _printed(host, (python, "-I", "-c", _VERSION_OF, name), f"version of {name}")
+
+
+def _printed(host: Host, argv: tuple[str, ...], asked: str) -> Fact[str]:
     """What a short program printed; absent where there is no such interpreter."""
     ran = host.run(argv, timeout_s=30.0)
     command = f"{argv[0]} ({asked})"
@@ -237,9 +241,7 @@ _READERS: dict[str, Callable[..., Fact[str]]] = {
     "path.state": _path_state,
     "path.link": _link,
     "file.text": _file_text,
-    "dist.version": lambda host, python, name: _first_line(
-        host, (python, "-I", "-c", _VERSION_OF, name), f"version of {name}"
-    ),
+    "dist.version": _dist_version,
     "venv.python": _venv_python,
     "system.packages": _packages,
     "cann.toolkit": lambda host, root, version: _release(toolkit.read(host, root, root, None), version),

@@ -10,8 +10,7 @@ import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core import documents as _json
-from npuenv.core.documents import TomlError, parse_toml
+from npuenv.core.documents import JsonError, TomlError, parse_json, parse_toml
 from npuenv.core.fact import Evidence, Fact, absent, known
 from npuenv.core.seal import is_sealed
 from npuenv.host import Host, PathState
@@ -158,13 +157,13 @@ def _hooks(host: Host, root: str, verified: Mapping[str, Any]) -> tuple[str, ...
     """Those of no package that were not there when the environment was verified; () where none were listed then."""
     site, known = _text(verified, "site"), _words(verified, "hooks")
     names = host.look(posixpath.join(root, site)).names if site else ()
-    new = [name for name in names if is_hook(name) and name not in known]
+    new = [name for name in names if _is_hook(name) and name not in known]
     records = [posixpath.join(root, site, name, "RECORD") for name in names if name.endswith(".dist-info") and new]
     owned = {line.partition(",")[0] for path in records for line in host.look(path).text.splitlines()}
     return tuple(posixpath.join(site, name) for name in new if name not in owned)
 
 
-def is_hook(name: str) -> bool:
+def _is_hook(name: str) -> bool:
     """Whether Python runs a file of this name among the packages whenever it starts."""
     return name.endswith(".pth") or name in ("sitecustomize.py", "usercustomize.py")
 
@@ -208,11 +207,9 @@ def _verified(found: Mapping[str, Any]) -> LastVerification | None:
 
 def _document(host: Host, path: str) -> dict[str, Any]:
     looked = host.look(path)
-    if looked.state is not PathState.FILE:
-        return {}
     try:
-        value = _json.parse_json(looked.text)
-    except _json.JsonError:
+        value = parse_json(looked.text) if looked.state is PathState.FILE else None
+    except JsonError:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -91,10 +91,8 @@ def for_uv(settings: PipSettings, indexes: Mapping[str, str] | None = None) -> U
     secret: dict[str, str] = {}
     if settings.index_url:
         public["UV_DEFAULT_INDEX"] = named_index("pip-index", settings.index_url.value, secret)
-    extras = [
-        named_index(f"pip-extra-{number}", item.value, secret)
-        for number, item in enumerate(settings.extra_index_urls, 1)
-    ]
+    numbered = enumerate(settings.extra_index_urls, 1)
+    extras = [named_index(f"pip-extra-{number}", item.value, secret) for number, item in numbered]
     if extras:
         # pip gives all indexes the same rank; uv would let the first one that knows a name shadow the others.
         public |= {"UV_INDEX": " ".join(extras), "UV_INDEX_STRATEGY": "unsafe-best-match"}
@@ -216,9 +214,8 @@ def _usable(host: Host, settings: PipSettings, warnings: list[Message]) -> PipSe
         folder = local_folder(item.value)
         if folder is None or host.look(folder).state not in (PathState.ABSENT, PathState.UNREADABLE):
             return True
-        warnings.append(
-            Message("lock.pip-place-missing", {"place": without_secrets(item.value), "origin": item.origin})
-        )
+        where = {"place": without_secrets(item.value), "origin": item.origin}
+        warnings.append(Message("lock.pip-place-missing", where))
         return False
 
     extras = [item for item in settings.extra_index_urls if is_there(item)]

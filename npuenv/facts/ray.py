@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, made_of, not_asked, why_failed
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, made_of, not_asked, not_here, why_failed
 from npuenv.facts.machine.hardware import FolderUsage, folder, mounts
-from npuenv.host import Host, PathState
+from npuenv.host import Host, PathState, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from npuenv.host import Ran
-
 
 _COLOUR = r"\x1b\[[0-9;]*[A-Za-z]"
 TOGETHER, APART = "STRICT_PACK", "STRICT_SPREAD"  # all bundles on one node, and each on another
@@ -58,6 +55,11 @@ _TITLES = {
 }
 _ENDS = ("\n", "\r")  # half a number reads like a whole one
 _NO_NODES, _NO_DEMANDS = ("(no active nodes)", "(no idle nodes)"), "(no resource demands)"
+_SLACK = 1e-6  # Ray counts in ten-thousandths
+_STATUS_SHORT_S = 4.0
+_STATUS_S = 45.0  # with nobody there Ray needs 35 s to say so (2.55.0)
+_ADDRESS = r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}"
+_SESSION = r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*"
 
 
 class Resource(NamedTuple):
@@ -257,18 +259,13 @@ def _demands(line: str) -> tuple[Demand, ...] | None:
     asked, how, waiting, what = found.groups()
     if what.startswith("from"):  # no work waits for it
         return ()
+    read = [(re.findall(_NEED, found[1]), int(found[2] or 1)) for found in re.finditer(_BUNDLE, asked)]
     bundles = tuple(
-        ResourceDemand(
-            tuple(sorted((name, float(need)) for name, need in re.findall(_NEED, found[1]))), int(found[2] or 1)
-        )
-        for found in re.finditer(_BUNDLE, asked)
+        ResourceDemand(tuple(sorted((name, float(need)) for name, need in needs)), count) for needs, count in read
     )
     if re.sub(_BUNDLE, "", asked).strip(", ") or what.endswith("groups") != (how in _STRATEGIES):
         return None
     return (Demand(bundles, how or "", int(waiting), line.strip()),)
-
-
-_SLACK = 1e-6  # Ray counts in ten-thousandths
 
 
 class Lack(enum.Enum):
@@ -292,10 +289,7 @@ class UnsatisfiableDemand(NamedTuple):
 
 
 def unsatisfiable_demand(
-    demand: Demand,
-    total: Callable[[str], float | None],
-    nodes: Sequence[Mapping[str, float]],
-    count: int | None = None,
+    demand: Demand, total: Callable[[str], float | None], nodes: Sequence[Mapping[str, float]], count: int | None = None
 ) -> UnsatisfiableDemand | None:
     """Why a demand waits for ever; None where it only waits for others to end, or nobody can tell.
 
@@ -349,12 +343,6 @@ def _room(needs: Mapping[str, float], node: Mapping[str, float]) -> int:
     return min(rooms, default=1)
 
 
-_STATUS_SHORT_S = 4.0
-_STATUS_S = 45.0  # with nobody there Ray needs 35 s to say so (2.55.0)
-_ADDRESS = r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}"
-_SESSION = r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*"
-
-
 class RaySession(NamedTuple):
     """Ray's folder of temporary files."""
 
@@ -375,12 +363,10 @@ def session(host: Host) -> Fact[RaySession]:
     """Ray's folder; absent where Ray was never started."""
     folder = folder_of(host)
     looked = host.look(folder)
-    if looked.state is PathState.ABSENT:
-        return absent(Evidence(folder, "absent"))
     if looked.state is PathState.UNREADABLE and "denied" in looked.error:
         return known(RaySession(folder, False, 0, None, False), Evidence(folder, looked.error))
     if looked.state is not PathState.FOLDER:
-        return unknown(Evidence(folder, looked.error or looked.state.value))
+        return not_here(looked)
     note = host.look(f"{folder}/ray_current_cluster")
     address = note.text.strip() if re.fullmatch(_ADDRESS, note.text.strip()) else None
     is_mine = note.state is PathState.ABSENT or note.is_writable
@@ -424,7 +410,6 @@ def _status(host: Collector, address: Fact[str]) -> Fact[ClusterStatus | StatusT
     """A cluster that is there answers in two or three seconds; for one that is not, level 1 does not wait."""
     if address.value is None:
         return Fact(address.state, None, address.evidence)
-
     limit = host.timeout(_STATUS_SHORT_S, _STATUS_S)
     beside = f"{host.python.rpartition('/')[0]}/ray" if "/" in host.python else "ray"
     found = host.read(status, beside, limit)

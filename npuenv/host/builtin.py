@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _AT_MOST = 5000  # the table is for reading, not for counting every thread
+_UNAME = {"-s": "sysname", "-n": "nodename", "-r": "release", "-v": "version", "-m": "machine"}
+_DATE = "+%Y-%m-%dT%H:%M:%SZ"
 
 
 def _table() -> str:
@@ -47,10 +49,6 @@ def _row(number: int) -> str | None:
     letters += "+" if words[2] == words[5] else ""
     end = " <defunct>" if words[0] == "Z" else ""
     return f"{number:>7} {words[1]:>7} {letters:<4} {name.replace(chr(10), '?')}{end}\n"
-
-
-_UNAME = {"-s": "sysname", "-n": "nodename", "-r": "release", "-v": "version", "-m": "machine"}
-_DATE = "+%Y-%m-%dT%H:%M:%SZ"
 
 
 def is_answered(argv: Sequence[str]) -> bool:

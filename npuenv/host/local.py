@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 20  # stored of a file, or of the two ends of an output stream; the rest is read and dropped
 _GRACE_S = 0.2  # how long to wait for the last output of a program that has ended but whose child still holds its pipes
+_KERNEL_S = 2.0  # for killed processes to disappear: one that hangs in a driver leaves the kernel late, or never
+_SHELL = "/bin/sh"
+# Each line is the list of the running groups; the end of the input means that the writer has ended.
+_WATCH = (
+    'trap "" HUP INT TERM; now=; while read -r line; do now=$line; done; for g in $now; do kill -s KILL -- "-$g"; done'
+)
+_SOURCE = '. "$1" >/dev/null 2>&1; env -0'
 
 
 class LocalHost:
@@ -197,14 +204,6 @@ def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytear
             del size[MAX_BYTES // 2 : -MAX_BYTES]
 
 
-_KERNEL_S = 2.0  # for killed processes to disappear: one that hangs in a driver leaves the kernel late, or never
-_SHELL = "/bin/sh"
-# Each line is the list of the running groups; the end of the input means that the writer has ended.
-_WATCH = (
-    'trap "" HUP INT TERM; now=; while read -r line; do now=$line; done; for g in $now; do kill -s KILL -- "-$g"; done'
-)
-
-
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Delays the signals that end this process until the end of the block.
@@ -309,10 +308,6 @@ class Guard:
         self.end()
 
 
-_SOURCE = '. "$1" >/dev/null 2>&1; env -0'
-_SOURCE_TIMEOUT_S = 20.0
-
-
 def sourced(host: Host, file: str) -> SourcedHost | None:
     """The host with the environment of a shell after it has sourced `file`; None if no shell could report it."""
     import shutil
@@ -320,9 +315,8 @@ def sourced(host: Host, file: str) -> SourcedHost | None:
     shell = shutil.which("bash") or shutil.which("sh")
     if shell is None:
         return None
-    ran = host.run(
-        (shell, "-c", _SOURCE, shell, file), timeout_s=_SOURCE_TIMEOUT_S, env={"LC_ALL": os.environ.get("LC_ALL", "")}
-    )
+    env = {"LC_ALL": os.environ.get("LC_ALL", "")}
+    ran = host.run((shell, "-c", _SOURCE, shell, file), timeout_s=20.0, env=env)
     pairs = [entry.partition("=") for entry in ran.out.split("\0") if "=" in entry]
     return SourcedHost(host, {name: value for name, _, value in pairs}) if ran.code == 0 and pairs else None
 

@@ -21,7 +21,7 @@ from npuenv.host import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.redact import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -182,23 +182,21 @@ class RecordedHost:
 
 def load_capture(path: Path) -> RecordedHost:
     """The host of a capture file. Raises: BadInput with the file and, if known, the line and column."""
-    try:
-        return _host_of(load_json(path), path)
-    except OSError as error:
-        raise _bad(path, Message("host.unreadable", {"why": error.strerror or str(error)})) from error
-    except JsonError as error:
-        raise _bad(path, Message("host.not-json", {"why": str(error)})) from error
+    return _host_of(lambda: load_json(path), path)
 
 
 def parse_capture(text: str, path: Path) -> RecordedHost:
     """The host of a capture's text; `path` is named in errors. Raises: BadInput."""
+    return _host_of(lambda: parse_json(text), path)
+
+
+def _host_of(read: Callable[[], Any], path: Path) -> RecordedHost:
     try:
-        return _host_of(parse_json(text), path)
+        document = read()
+    except OSError as error:
+        raise _bad(path, Message("host.unreadable", {"why": error.strerror or str(error)})) from error
     except JsonError as error:
         raise _bad(path, Message("host.not-json", {"why": str(error)})) from error
-
-
-def _host_of(document: Any, path: Path) -> RecordedHost:
     found = document.get("schema") if isinstance(document, dict) else type(document).__name__
     if found != SCHEMA:
         raise _bad(path, Message("host.wrong-schema", {"found": str(found), "expected": SCHEMA}))
@@ -246,9 +244,8 @@ class _CaptureReader:
         value = item.get(key, default) if isinstance(item, dict) else None
         is_missing = isinstance(item, dict) and key not in item and default is None
         if not isinstance(value, kind) or is_missing or (kind == (int, type(None)) and isinstance(value, bool)):
-            raise _bad(
-                self._path, Message("host.wrong-type", {"place": f"{location}.{key}" if location != key else key})
-            )
+            place = f"{location}.{key}" if location != key else key
+            raise _bad(self._path, Message("host.wrong-type", {"place": place}))
         return value
 
 

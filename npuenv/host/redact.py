@@ -55,49 +55,7 @@ _SERVERS = (
 
 _ANY_WORD = any_word_pattern(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
 
-
 _Names = tuple[tuple[str, ...], ...]  # of users, of machines, and complete names in private zones; with repetitions
-
-
-def find_names(text: str) -> _Names:
-    """The names of users and machines that a text's patterns reveal: users; machines, with or without their domain;
-    complete names in a company's private zones, whose first parts can be ordinary words.
-    """
-    return _of_short(text) if len(text) < SHORT else _names(text.lower(), text)
-
-
-@functools.lru_cache(CACHE_SIZE)
-def _of_short(text: str) -> _Names:
-    lowered = text.lower()
-    return _names(lowered, text) if _ANY_WORD.search(lowered) else ((), (), ())
-
-
-def _names(lowered: str, text: str) -> _Names:
-    return tuple(_found(shapes, lowered, text) for shapes in (_USERS, _HOSTS, _SERVERS))
-
-
-def _found(shapes: tuple[tuple[tuple[str, ...], str], ...], lowered: str, text: str) -> tuple[str, ...]:
-    return tuple(
-        name
-        for words, pattern in shapes
-        if any(word in lowered for word in words)
-        for name in _compiled(pattern).findall(text)
-    )
-
-
-def owners_of_homes(text: str) -> tuple[str, ...]:
-    """Names of users' home folders, each once; they can be ordinary words."""
-    if "/home/" not in text and "/Users/" not in text:
-        return ()
-    found = _compiled(HOMES + r"([^./\s:'\",;\\][^/\s:'\",;\\]*)").findall(text)
-    return tuple(dict.fromkeys(found))
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
 # Variables a diagnosis can need; all others are not recorded.
 _KEPT_VARIABLE = re.compile(
     r"(ASCEND|HCCL|ACL|ATB|ASDOPS|NPU|CANN|LCCL|TORCH|PYTORCH|VLLM|VERL|ROLL|RAY|HF|PIP|UV|CONDA|GLOO|NCCL|OMP|TOOLCHAIN|"
@@ -140,6 +98,45 @@ _COMMON = frozenset({
     "vllm", "verl", "roll", "ray", "numpy", "triton", "transformers", "mindie", "hccl", "qwen", "pypi", "model",
     "token",
 })  # fmt: skip
+
+
+def _find_names(text: str) -> _Names:
+    """The names of users and machines that a text's patterns reveal: users; machines, with or without their domain;
+    complete names in a company's private zones, whose first parts can be ordinary words.
+    """
+    return _of_short(text) if len(text) < SHORT else _names(text.lower(), text)
+
+
+@functools.lru_cache(CACHE_SIZE)
+def _of_short(text: str) -> _Names:
+    lowered = text.lower()
+    return _names(lowered, text) if _ANY_WORD.search(lowered) else ((), (), ())
+
+
+def _names(lowered: str, text: str) -> _Names:
+    return tuple(_found(shapes, lowered, text) for shapes in (_USERS, _HOSTS, _SERVERS))
+
+
+def _found(shapes: tuple[tuple[tuple[str, ...], str], ...], lowered: str, text: str) -> tuple[str, ...]:
+    return tuple(
+        name
+        for words, pattern in shapes
+        if any(word in lowered for word in words)
+        for name in _compiled(pattern).findall(text)
+    )
+
+
+def _owners_of_homes(text: str) -> tuple[str, ...]:
+    """Names of users' home folders, each once; they can be ordinary words."""
+    if "/home/" not in text and "/Users/" not in text:
+        return ()
+    found = _compiled(HOMES + r"([^./\s:'\",;\\][^/\s:'\",;\\]*)").findall(text)
+    return tuple(dict.fromkeys(found))
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 class Redactor:
@@ -223,9 +220,9 @@ class Redactor:
 
     def _learn_from(self, text: str) -> None:
         """Learns the names that a text reveals: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
-        for name in owners_of_homes(text.replace(self._own, "/") if self._own else text):
+        for name in _owners_of_homes(text.replace(self._own, "/") if self._own else text):
             self._learn(name, "user", anywhere=False)
-        users, hosts, servers = find_names(text)
+        users, hosts, servers = _find_names(text)
         for name in users:
             self.learn_user(name)
         for name in hosts:

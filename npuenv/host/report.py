@@ -11,6 +11,7 @@ JUnit, which nobody pastes to ask for a cause, the evidence is not read.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import itertools
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.documents import JsonError, parse_json_at
 from npuenv.core.errors import BadInput
-from npuenv.core.messages import Message, say
+from npuenv.core.messages import LANGUAGES, Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,23 @@ _PREFIX = re.compile(
 _PROMPT = re.compile(r"(?:\([\w.@-]+\)\s*)*(?:\[[^\]\n]{1,80}\]\s?|[\w.-]+@[\w.-]+:[^\n$#]{0,80})?[$#]\s+(\S[^\n]*)")
 _LEVEL = re.compile(r"(?:\b|\[)(ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)\b|\[([EWI])\d{3,4} |^\[([EWI]) ")
 _LEVELS = {"E": "error", "W": "warning", "I": "info", "warn": "warning", "critical": "error", "fatal": "error"}
+_PROBLEMS = ("fail", "warn")
+_STATUSES = (*_PROBLEMS, "unknown", "ok", "skip")
+_JSON_MARK = re.compile(r'"schema":\s*"npuenv\.doctor/\d+"|"name":\s*"npuenv doctor"')
+_OBJECT = re.compile(r"^[ \t]*(\{)", re.MULTILINE)
+_OBJECTS_TRIED = 40
+_DOCUMENTS_AT_MOST = 50
+# Before a line that is not part of JSON.
+_NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
+_SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
+_SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
+_GUIDE = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )|^[ \t]*(?:│|\|) {1,3}")
+_BRANCH = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )")
+_FOLDED = re.compile(r"[ \t]*(?:│|\|) | {4}")  # the rest of an evidence that was wrapped at a terminal's width
+_HEAD_AT_MOST = 8  # lines of a heading that a narrow terminal has wrapped
+_QUOTED = re.compile(r"\A(?:> ?)+")
+_FOLLOWING = re.compile(r"(?:next: |下一步：)")
+_ARROW = re.compile(r" (?:->|→)(?: |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +163,10 @@ def _as_utf8(data: bytes) -> bytes:
 
 
 def _decode(line: bytes) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        pass  # not UTF-8: Chinese consoles write GB 18030
-    try:
-        return line.decode("gb18030")
-    except UnicodeDecodeError:
-        return line.decode("utf-8", errors="replace")
+    for encoding in ("utf-8", "gb18030"):  # Chinese consoles write GB 18030
+        with contextlib.suppress(UnicodeDecodeError):
+            return line.decode(encoding)
+    return line.decode("utf-8", errors="replace")
 
 
 def _line_places(raw: list[bytes]) -> Iterator[int]:
@@ -225,26 +239,6 @@ def _level(match: re.Match[str] | None) -> str:
     word = match.group(1)
     letter = match.group(2) or match.group(3)
     return _LEVELS.get(word.lower(), word.lower()) if word else _LEVELS[letter]
-
-
-_LANGUAGES = ("en", "zh")
-_PROBLEMS = ("fail", "warn")
-_STATUSES = (*_PROBLEMS, "unknown", "ok", "skip")
-_JSON_MARK = re.compile(r'"schema":\s*"npuenv\.doctor/\d+"|"name":\s*"npuenv doctor"')
-_OBJECT = re.compile(r"^[ \t]*(\{)", re.MULTILINE)
-_OBJECTS_TRIED = 40
-_DOCUMENTS_AT_MOST = 50
-# Before a line that is not part of JSON.
-_NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
-_SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
-_SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
-_GUIDE = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )|^[ \t]*(?:│|\|) {1,3}")
-_BRANCH = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )")
-_FOLDED = re.compile(r"[ \t]*(?:│|\|) | {4}")  # the rest of an evidence that was wrapped at a terminal's width
-_HEAD_AT_MOST = 8  # lines of a heading that a narrow terminal has wrapped
-_QUOTED = re.compile(r"\A(?:> ?)+")
-_FOLLOWING = re.compile(r"(?:next: |下一步：)")
-_ARROW = re.compile(r" (?:->|→)(?: |$)")
 
 
 def _without_documents(data: bytes) -> tuple[bytes, int | None]:
@@ -426,7 +420,7 @@ def _cut(line: PasteLine, text: str) -> PasteLine:
 
 
 def _words(key: str) -> list[str]:
-    return [say(Message(f"doctor.{key}"), lang) for lang in _LANGUAGES]
+    return [say(Message(f"doctor.{key}"), lang) for lang in LANGUAGES]
 
 
 @functools.cache
@@ -445,5 +439,5 @@ def _labels(statuses: Iterable[str]) -> re.Pattern[str]:
 def _fix_label() -> re.Pattern[str]:
     """The beginning of a fix."""
     keys = ("doctor.fix", "doctor.fix-dangerous")
-    forms = (say(Message(key, {"says": ""}), lang) for key in keys for lang in _LANGUAGES)
+    forms = (say(Message(key, {"says": ""}), lang) for key in keys for lang in LANGUAGES)
     return re.compile("|".join(re.escape(form.rstrip()) for form in forms))

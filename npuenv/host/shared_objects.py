@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-WORD = "npuenv-elf"
-MISSING_AT_MOST = 40
-SYMBOLS_AT_MOST = 8
+_MISSING_AT_MOST = 40
+_SYMBOLS_AT_MOST = 8
 _LARGE = 64 << 20  # a larger string table is ignored
 _SYMBOL = struct.Struct("<IBBHQQ")
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
@@ -164,7 +163,7 @@ class _Look:
             "unread": unread,
             "machines": sorted({elf.machine for elf in elves}),
             "machine": [{"path": elf.path, "machine": elf.machine} for elf in elves if self._is_foreign(elf)],
-            "missing": missing[:MISSING_AT_MOST],
+            "missing": missing[:_MISSING_AT_MOST],
             "versions": self._versions(elves),
             "symbols": _undefined(elves),
             "cxx11": {
@@ -232,7 +231,7 @@ def _undefined(elves: list[_Elf]) -> list[dict[str, Any]]:
     for path, needs in wanted:
         lacking = sorted(name.decode("ascii", "replace") for name in needs - defined)
         if lacking:
-            rows.append({"path": path, "count": len(lacking), "symbols": lacking[:SYMBOLS_AT_MOST]})
+            rows.append({"path": path, "count": len(lacking), "symbols": lacking[:_SYMBOLS_AT_MOST]})
     return rows
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_CHUNK = 1 << 20
+
+
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     """Writes a file atomically through a temporary name beside it: readers see the old text or the new. Raises:
     OSError.
@@ -75,11 +78,10 @@ def claim(path: str) -> int | None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        return None
-    except OSError:
-        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
     return descriptor
 
@@ -93,9 +95,6 @@ def claimed(path: str) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-_CHUNK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:

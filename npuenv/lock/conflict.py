@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from npuenv.core.shellscript import ARCHES
+from npuenv.core.shellwords import ARCHES
 from npuenv.lock.file import Proof
 from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, InputLine, Inputs
 from npuenv.lock.uv import Resolver, Supply, is_cache_miss, is_out_of_reach, pip_compile

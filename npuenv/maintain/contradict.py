@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import ARCHES
+from npuenv.core.shellwords import ARCHES
 from npuenv.matrix.ranges import common_version
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import ExitCode
 from npuenv.core.finding import STATUS_OF, Status
-from npuenv.core.shellscript import UNKNOWN
+from npuenv.core.shellwords import UNKNOWN
 from npuenv.matrix.keys import nearest_release
 from npuenv.preflight.hydra import NotHydra, read_override, write_value
 from npuenv.preflight.launch import Change, front

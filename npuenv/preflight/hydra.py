@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from npuenv.core.shellscript import LONGEST
+from npuenv.core.shellwords import LONGEST
 from npuenv.preflight import launch
 from npuenv.preflight.yaml_text import scalar
 

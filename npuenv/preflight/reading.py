@@ -16,7 +16,7 @@ from npuenv.core.documents import JsonError, parse_json, read_bytes
 from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import UNKNOWN, open_quote
+from npuenv.core.shellwords import UNKNOWN, open_quote
 from npuenv.preflight.configs import Config, Search, counted_as, program_config, read_config
 from npuenv.preflight.hydra import NotHydra, fill, read_override
 from npuenv.preflight.launch import (

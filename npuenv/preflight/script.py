@@ -10,14 +10,16 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from npuenv.core.shellscript import UNKNOWN, commands, expand, holds, source_of, with_arrays
+from npuenv.core.shellscript import commands, holds
+from npuenv.core.shellwords import UNKNOWN, expand, source_of, with_arrays
 from npuenv.preflight import launch
 from npuenv.preflight.launch import Call, TooLarge, find_call, front, is_override, script_of, shell_text, unjudged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from npuenv.core.shellscript import Blocks, Command, Token
+    from npuenv.core.shellscript import Blocks, Command
+    from npuenv.core.shellwords import Token
 
 Break = Literal["comment", "blank-line", "no-backslash", "blank", "carriage-return"]
 _SPREAD = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import UNKNOWN, source_of, tokens
+from npuenv.core.shellwords import UNKNOWN, source_of, tokens
 from npuenv.matrix import load_matrix
 from npuenv.preflight.launch import LaunchFinding, LaunchSetting, is_driver, is_launcher, launch_finding
 from npuenv.preflight.rules.base import nearest

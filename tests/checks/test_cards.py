@@ -20,13 +20,14 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.machine import Account
 from npuenv.facts.npu import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
-from npuenv.facts.npu.failures import QueryRefusal, SmiFailure
+from npuenv.facts.npu.failures import SmiFailure
 from npuenv.facts.npu.queries import (
     Board,
     Ecc,
     FaultEvent,
     Health,
     Mapped,
+    QueryRefusal,
     Spod,
     Topology,
     parse_board,

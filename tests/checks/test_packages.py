@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.checks import PYTHON as CHECKS
 from npuenv.checks import check_all
-from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say

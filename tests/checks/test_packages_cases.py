@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from npuenv.checks import PYTHON as CHECKS
 from npuenv.checks import check_all
-from npuenv.checks.python import CHECKS
 from npuenv.core.fact import absent, known
 from npuenv.core.finding import Status
 from npuenv.facts.collector import not_asked

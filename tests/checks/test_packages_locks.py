@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.checks import PYTHON as CHECKS
 from npuenv.checks import check_all
-from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Fact, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
+from npuenv.checks import PYTHON as CHECKS
 from npuenv.checks import check_all
 from npuenv.checks.base import Context
-from npuenv.checks.python import CHECKS
 from npuenv.checks.python.installed import install_here, resolve_here, safe_install
 from npuenv.cli.app import npuenv as cli
 from npuenv.core.fact import Evidence, known

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from npuenv.checks import check_all
-from npuenv.checks.session.settings import STACK
+from npuenv.checks.session.settings import CHECKS
 from npuenv.core.fact import Evidence, Fact, known, unknown
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
@@ -20,6 +20,7 @@ from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 
 NAME = "verl-0.7.1-cann8.5.0"
+STACK = tuple(check for check in CHECKS if check.id.startswith("stack."))
 SEEN = Evidence("a file", "a line")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.core.shellscript import UNKNOWN, commands, expand, holds, open_quote, source_of
+from npuenv.core.shellscript import commands, holds
+from npuenv.core.shellwords import UNKNOWN, expand, open_quote, source_of
 
 
 @pytest.mark.parametrize(

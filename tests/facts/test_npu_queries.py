@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from npuenv.core.documents import load_toml
 from npuenv.facts import npu
 from npuenv.facts.collect import plain
-from npuenv.facts.npu import driver, failures, queries
+from npuenv.facts.npu import driver, queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "npu_map": queries.parse_map,
     "npu_topology": queries.parse_topology,
     "npu_events": queries.parse_events,
-    "npu_refusal": failures.refusal,
+    "npu_refusal": queries.refusal,
     "npu_installer": driver.parse_installer,
     "npu_kernel": npu.parse_kernel_log,
     "npu_claims": npu.parse_claims,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npuenv.core.errors import BadInput
-from npuenv.core.shellscript import open_quote
+from npuenv.core.shellwords import open_quote
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.fixing import fix
 from npuenv.preflight.launch import Machine

@@ -23,7 +23,9 @@ _STAND_INS = re.compile(r"/(?:devlib|stub|simulator|camodel)(?:/|$)")
 _REAL = re.compile(r"/driver/lib64(?:/|$)")
 # Imports of CANN's operator compiler; CANN's documents name more, which mostly its tools need.
 _IMPORTS = ("attrs", "decorator", "psutil", "scipy")
+INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 _OLDEST_GCC = 8  # vllm-ascend's operators are C++17
+_ONE_ABI_SINCE = "2.7.0"  # from here on all wheels of torch have the new ABI
 
 
 def source(path: str) -> Fix:
@@ -150,11 +152,9 @@ def _python_packages(context: Context) -> CheckResult:
     return warn("cann.packages-missing", *lines(context, *missing), fix=fix, names=missing)
 
 
-def _gcc(context: Context) -> CheckResult:
+@given(lambda context: (context.facts.cann.compilers.value or {}).get("gcc"), "cann.gcc-skip")
+def _gcc(_: Context, version: str) -> CheckResult:
     """The compiler that vllm-ascend's and other operators are built with."""
-    version = (context.facts.cann.compilers.value or {}).get("gcc", "")
-    if not version:
-        return skip("cann.gcc-skip")
     if int(version.split(".")[0]) >= _OLDEST_GCC:
         return ok("cann.gcc-ok", version=version)
     return warn("cann.gcc-old", fix="cann.gcc", version=version, least=_OLDEST_GCC)
@@ -169,25 +169,6 @@ def _writable(context: Context) -> CheckResult:
     evidence = Evidence(f"{shut.named_by} ({shut.path})", shut.state)
     fix = fix_for("cann.writable", path=shut.path)
     return warn("cann.writable-shut", evidence, fix=fix, path=shut.path, state=shut.state)
-
-
-_STUBS = "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used"
-_PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
-_WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
-CHECKS = (
-    card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
-    card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
-    card_check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone),
-    card_check("cann.stand-ins", (), _STUBS, _stand_ins),
-    card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
-    card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
-    card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
-    card_check("cann.writable", ("cann.writes",), _WRITABLE, _writable),
-)
-
-
-_ONE_ABI_SINCE = "2.7.0"  # from here on all wheels of torch have the new ABI
-_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
 def _nnal(context: Context) -> CheckResult:
@@ -210,17 +191,14 @@ def _script(nnal: Nnal) -> str:
     return f"{re.sub('/latest$', '', nnal.root)}/set_env.sh"
 
 
-def _sourced(context: Context) -> CheckResult:
-    nnal, atb = context.facts.cann.nnal.value, context.facts.cann.atb.value
-    if nnal is None:
-        return skip("cann.nnal-sourced-skip")
-    fix = source(_script(nnal))
+@given(lambda context: context.facts.cann.nnal.value, "cann.nnal-sourced-skip")
+def _sourced(context: Context, nnal: Nnal) -> CheckResult:
+    atb, fix = context.facts.cann.atb.value, source(_script(nnal))
     if not context.setting("ATB_HOME_PATH"):
         return warn("cann.nnal-sourced-unset", context.line("ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
         return fail("cann.nnal-sourced-nowhere", context.line("ATB_HOME_PATH"), fix=fix, home=atb.home)
-    path = context.environment.get("LD_LIBRARY_PATH", "")
-    kinds = _kinds(context)
+    path, kinds = context.environment.get("LD_LIBRARY_PATH", ""), _kinds(context)
     if len(set(kinds)) > 1:
         shown = context.line("LD_LIBRARY_PATH")
         return warn("cann.nnal-sourced-mixed", shown, fix="cann.nnal-mixed", first=kinds[0])
@@ -273,9 +251,22 @@ def _abi(context: Context) -> CheckResult:
     return fail("cann.nnal-abi-fail", shown, *stated, fix=fix, atb=loaded, torch=torch)
 
 
+_STUBS = "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used"
+_PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
+_WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
+CHECKS = (
+    card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
+    card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
+    card_check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone),
+    card_check("cann.stand-ins", (), _STUBS, _stand_ins),
+    card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
+    card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
+    card_check("cann.gcc", ("cann.compilers",), INSTALL, _gcc, level=1),
+    card_check("cann.writable", ("cann.writes",), _WRITABLE, _writable),
+)
 _ABI = "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on"
 NNAL_CHECKS = (
-    card_check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, required_for=NPU_FRAMEWORKS),
+    card_check("nnal.present", ("cann.nnal",), INSTALL, _nnal, required_for=NPU_FRAMEWORKS),
     card_check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced),
     card_check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library),
     card_check("nnal.abi", ("cann.atb", "cann.torch_abi"), _ABI, _abi),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.cann import session as cann_session
-from npuenv.checks.cann.session import release_of, source
+from npuenv.checks.cann.session import INSTALL, release_of, source
 from npuenv.checks.python.installed import resolve_here
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -18,9 +18,10 @@ from npuenv.core.finding import Status
 from npuenv.facts.cann.toolkit import home_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
+    from npuenv.facts.cann import CustomOps
+    from npuenv.facts.cann.toolkit import Cann
     from npuenv.matrix.rows import Cann as CannRow
     from npuenv.matrix.rows import Hardware
 
@@ -62,11 +63,10 @@ def _ops(context: Context) -> CheckResult:
     if toolkit == kernels:
         return ok("cann.ops-ok", version=ops.version)
     lines = (*context.facts.cann.ops.evidence, *context.facts.cann.toolkit.evidence)
-    fix = _install(context, cann.version)
     is_bundled = ops.place.endswith("ascend_ops_install.info")
-    if toolkit.series != kernels.series and (is_bundled or kernels > toolkit):
-        return fail("cann.ops-other", *lines, fix=fix, ops=ops.version, cann=cann.version)
-    return warn("cann.ops-other", *lines, fix=fix, ops=ops.version, cann=cann.version)
+    verdict = fail if toolkit.series != kernels.series and (is_bundled or kernels > toolkit) else warn
+    fix = _install(context, cann.version)
+    return verdict("cann.ops-other", *lines, fix=fix, ops=ops.version, cann=cann.version)
 
 
 def _install(context: Context, version: str) -> Fix:
@@ -74,11 +74,10 @@ def _install(context: Context, version: str) -> Fix:
     return fix_for("cann.ops-install", version=version, chip=row.image_chip if row else "CHIP")
 
 
-def _kernels(context: Context) -> CheckResult:
+@given(lambda context: context.cann, "no-cann")
+def _kernels(context: Context, cann: Cann) -> CheckResult:
     """Compiled operators for this machine's chip: without them the first operator fails with 561103."""
-    cann, row = context.cann, context.matrix.hardware_row(context.generation)
-    if cann is None:
-        return skip("no-cann")
+    row = context.matrix.hardware_row(context.generation)
     fact, fix = context.facts.cann.kernels, _install(context, cann.version)
     if row is None or not row.kernels:
         return _for_any_chip(context, fix)
@@ -118,37 +117,26 @@ def _by_package(context: Context, row: Hardware, fix: Fix) -> CheckResult:
     return fail("cann.kernels-other", *fact.evidence, fix=fix, chips=(fact.value.chip,), chip=row.kernels[0])
 
 
-def _custom(context: Context) -> CheckResult:
+@given(lambda context: context.facts.cann.custom.value, "cann.custom-none")
+def _custom(context: Context, custom: CustomOps) -> CheckResult:
     """Packages of custom operators: readable, present, and with kernels for this chip."""
-    fact = context.facts.cann.custom
-    if fact.value is None:
-        return skip("cann.custom-none")
-    if fact.value.unreadable:
-        path = fact.value.unreadable[0]
+    if custom.unreadable:
+        path = custom.unreadable[0]
         fix = fix_for("cann.custom-closed", ("chmod", "a+r", path), needs_root=True)
         return fail("cann.custom-closed", Evidence(path, "unreadable"), fix=fix, path=path)
-    lost = [item for item in fact.value.packages if not item.is_there]
+    lost = [item for item in custom.packages if not item.is_there]
     if lost:
-        lines = _places((item.named_by, f"{item.path}: absent") for item in lost)
+        lines = (Evidence(item.named_by, f"{item.path}: absent") for item in lost)
         path, named_by = lost[0].path, lost[0].named_by
         return warn("cann.custom-lost", *lines, fix="cann.custom-lost", path=path, named_by=named_by)
     row = context.matrix.hardware_row(context.generation)
     wanted = set(row.kernels) if row else set()
-    other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]
+    other = [item for item in custom.packages if wanted and item.chips and not wanted & set(item.chips)]
     if other:
-        lines = _places((item.path, " ".join(item.chips or ())) for item in other)
+        lines = (Evidence(item.path, " ".join(item.chips or ())) for item in other)
         says = {"path": other[0].path, "chips": other[0].chips or (), "chip": min(wanted)}
         return warn("cann.custom-other", *lines, fix="cann.custom-other", **says)
-    return ok("cann.custom-ok", count=len(fact.value.packages))
-
-
-def _places(pairs: Iterable[tuple[str, str]]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(location, line) for location, line in pairs)
-
-
-_SET_ENV = "CANN set_env.sh and torch_npu 2.13.0 _init/registry/registry_manager.py"
-_HDK = "CANN 9.1.0 and 9.1.1 release notes (hiascend); cann/release-management"
-_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+    return ok("cann.custom-ok", count=len(custom.packages))
 
 
 def _found(context: Context) -> CheckResult:
@@ -197,12 +185,10 @@ def why_unloadable(context: Context) -> str | None:
     return "cann.sourced" if is_known and _sourced(context).status is Status.FAIL else None
 
 
-def _sourced(context: Context) -> CheckResult:
+@given(lambda context: context.cann, "no-cann")
+def _sourced(context: Context, cann: Cann) -> CheckResult:
     """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
-    cann, environment = context.cann, context.environment
-    if cann is None:
-        return skip("no-cann")
-    fix = source(cann.set_env)
+    environment, fix = context.environment, source(cann.set_env)
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
     if not home:
         return fail("cann.cann-sourced-unset", context.line("ASCEND_HOME_PATH"), fix=fix)
@@ -273,9 +259,8 @@ def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckRes
     """
     named = row.driver_named or ("-",)
     years = [versions.driver(name).series[0] for name in row.driver_named]
-    if years and have.series[0] < min(years) - 1:
-        return warn("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
-    return ok("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
+    verdict = warn if years and have.series[0] < min(years) - 1 else ok
+    return verdict("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
 
 
 def _driver_version(context: Context) -> str | None:
@@ -286,7 +271,9 @@ def _driver_version(context: Context) -> str | None:
     return driver.version if driver is not None else None
 
 
-_FOUND = f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version"
+_SET_ENV = "CANN set_env.sh and torch_npu 2.13.0 _init/registry/registry_manager.py"
+_HDK = "CANN 9.1.0 and 9.1.1 release notes (hiascend); cann/release-management"
+_FOUND = f"{INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version"
 CHECKS = (
     card_check("cann.found", ("cann.closed",), _FOUND, _found, required_for=NPU_FRAMEWORKS),
     card_check("cann.sourced", ("cann.toolkit", "cann.opp"), _SET_ENV, _sourced, required_for=NPU_FRAMEWORKS),

@@ -10,104 +10,35 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, unknown, warn, worst
-from npuenv.checks.network.answers import about, answers, cards_here, stranded_cards, tool_failure, unread_cards
+from npuenv.checks.network.answers import (
+    Addresses,
+    about,
+    answers,
+    cards_here,
+    conf_values,
+    in_file,
+    in_use,
+    stranded_cards,
+    tool_failure,
+    unread_cards,
+)
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Fix, Status
+from npuenv.facts.hccn.tool import HCCN_CONF
 
 if TYPE_CHECKING:
-    import ipaddress
     from collections.abc import Callable, Mapping
 
-    from npuenv.facts.collect import Facts
+    from npuenv.checks.network.answers import CardAddress
     from npuenv.facts.hccn.tool import HccnConf, RankTable, Server
 
-CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"
 _SET_ADDRESS = fix_for("network.address", needs_root=True)
 _LEAST_FOR_ODD = 3  # minimum number of cards that have to agree before another one counts as an outlier
-
-
-class CardAddress(NamedTuple):
-    """A card's configured address, and its origin."""
-
-    ip: str
-    netmask: str  # "" if not set
-    evidence: Evidence
-
-    @property
-    def network(self) -> ipaddress.IPv4Network | None:
-        """Its subnet; None if address or netmask is invalid."""
-        return _network(self.ip, self.netmask)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a card can have it: not a network or broadcast address, loopback, unspecified or multicast."""
-        return _is_usable(self.ip, self.netmask)
-
-    @property
-    def line(self) -> Evidence:
-        return Evidence(self.evidence.command, f"{self.evidence.line} netmask {self.netmask or 'not set'}")
-
-
-# Cached because several checks use it for each card.
-@functools.lru_cache(1024)
-def _network(ip: str, netmask: str) -> ipaddress.IPv4Network | None:
-    import ipaddress
-
-    try:
-        return ipaddress.IPv4Network(f"{ip}/{netmask or 32}", strict=False)
-    except ValueError:
-        return None
-
-
-@functools.lru_cache(1024)
-def _is_usable(ip: str, netmask: str) -> bool:
-    import ipaddress
-
-    try:
-        address = ipaddress.ip_address(ip)
-    except ValueError:
-        return False
-    network = _network(ip, netmask)
-    is_edge = network is not None and network.prefixlen < 31 and address in (network[0], network[-1])
-    is_special = address.is_loopback or address.is_unspecified or address.is_multicast
-    return not (is_edge or is_special or (address.version == 4 and network is None))
-
-
-Addresses = dict[int, CardAddress]
-
-
-def _filed(facts: Facts, key: str) -> dict[int, str]:
-    """Card -> its value of a key in /etc/hccn.conf."""
-    conf = facts.hccn.conf.value
-    return {card: keys[key] for card, keys in (conf.by_device if conf else {}).items() if keys.get(key)}
-
-
-def in_file(facts: Facts) -> Addresses:
-    """Card -> its address in /etc/hccn.conf."""
-    masks = _filed(facts, "netmask")
-    return {
-        card: CardAddress(ip, masks.get(card, ""), Evidence(CONF, f"address_{card}={ip}"))
-        for card, ip in sorted(_filed(facts, "address").items())
-    }
-
-
-def in_use(facts: Facts) -> Addresses:
-    """Card -> its address from hccn_tool."""
-    answers = (facts.hccn.addresses.value or {}).items()
-    return {
-        card: CardAddress(fact.value.ip, fact.value.netmask, fact.evidence[0])
-        for card, fact in answers
-        if fact.value is not None
-    }
-
-
-def addressed_cards(context: Context) -> set[int]:
-    """The cards with an address, in the file or in use."""
-    return {*in_file(context.facts), *in_use(context.facts)}
+_DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
 
 
 def has_address_fault(context: Context) -> bool:
@@ -150,7 +81,7 @@ def _tls(context: Context, conf: HccnConf) -> CheckResult:
     if not filed:
         return skip("network.tls-no-entry")
     found = answers(context, "tls")
-    lines = {card: Evidence(CONF, f"tls_enable_{card}={value}") for card, value in filed.items()}
+    lines = {card: Evidence(HCCN_CONF, f"tls_enable_{card}={value}") for card, value in filed.items()}
     outliers = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
     silent = sorted({*conf.by_device, *cards_here(context)} - filed.keys())
     outcomes = [_mixed(filed, lines), _unread(context, "tls")]
@@ -179,7 +110,7 @@ def _conf(context: Context) -> CheckResult:
     if conf is None or not (conf.by_device or conf.unreadable_lines):
         return _without_file(context) or skip("network.conf-none")
     if conf.unreadable_lines:
-        lines = (Evidence(CONF, line) for line in conf.unreadable_lines)
+        lines = (Evidence(HCCN_CONF, line) for line in conf.unreadable_lines)
         fix = fix_for("network.conf", needs_root=True)
         return warn("network.conf-unreadable", *lines, fix=fix, lines=conf.unreadable_lines[:3])
     return ok("network.conf-ok", count=len(conf.by_device))
@@ -191,7 +122,7 @@ def _set(context: Context) -> CheckResult:
     counts = []
     for addresses, blind, where in (
         (in_use(context.facts), _blind_in_use(context), "hccn_tool -ip -g"),
-        (in_file(context.facts), _blind_in_file(context), CONF),
+        (in_file(context.facts), _blind_in_file(context), HCCN_CONF),
     ):
         having = {card: f"address_{card}={address.ip}" for card, address in addresses.items()}
         outcomes.append(_lacking(context, "network.address-missing", _SET_ADDRESS, where, having, blind))
@@ -319,7 +250,7 @@ def _outlying(
 
 def _gateway(context: Context) -> CheckResult:
     """A gateway has to be in the subnet of its card, and not be the card itself."""
-    filed, found = _filed(context.facts, "gateway"), answers(context, "gateways")
+    filed, found = conf_values(context.facts, "gateway"), answers(context, "gateways")
     live = {card: gateway.ip for card, gateway in found.values.items()} if found else {}
     if has_address_fault(context):
         return skip("network.because-addresses")
@@ -327,7 +258,7 @@ def _gateway(context: Context) -> CheckResult:
     counts = []
     for gateways, addresses, blind, where in (
         (live, in_use(context.facts), _blind_in_use(context, "gateways"), "hccn_tool -gateway -g"),
-        (filed, in_file(context.facts), _blind_in_file(context), CONF),
+        (filed, in_file(context.facts), _blind_in_file(context), HCCN_CONF),
     ):
         usable = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
         having = {card: f"gateway of {card}: {ip}" for card, ip in gateways.items()}
@@ -363,8 +294,8 @@ def _is_neighbour(gateway: str, address: CardAddress) -> bool:
 
 def _mtu(context: Context) -> CheckResult:
     """The MTU of the cards, if it is set for several of them."""
-    filed, found = _filed(context.facts, "mtu"), answers(context, "mtus")
-    lines = {card: Evidence(CONF, f"mtu_{card}={value}") for card, value in sorted(filed.items())}
+    filed, found = conf_values(context.facts, "mtu"), answers(context, "mtus")
+    lines = {card: Evidence(HCCN_CONF, f"mtu_{card}={value}") for card, value in sorted(filed.items())}
     outcomes = [_two_sizes(filed, lines), _without_file(context)]
     live: dict[int, str] = {}
     if found and found.values:  # an older tool does not support the query
@@ -396,29 +327,12 @@ def _outliers(values: dict[int, str]) -> list[int]:
     return [card for card, value in values.items() if value != counts[0][0]]
 
 
-CHECKS = (
-    card_check("network.tls-agrees", ("hccn.conf",), "hicann/hccl fault diagnosis, EI0016 and EI0006", _tls),
-    card_check("network.hccn-conf", (), "HCCN tool guide, /etc/hccn.conf", _conf),
-    card_check("network.card-addresses", (), _ENV_PREP, _set),
-    card_check("network.addresses-agree", (), _ENV_PREP, _same, level=2),
-    card_check("network.addresses-valid", (), _ENV_PREP, _valid),
-    card_check("network.addresses-unique", (), "hicann/hccl fault diagnosis, EI0006", _unique),
-    card_check("network.netmasks-agree", (), "hicann/hccl fault diagnosis, EI0006", _masks),
-    card_check("network.card-subnets", (), "hicann/hccl fault diagnosis, EI0006", _subnets),
-    card_check("network.card-gateways", (), _ENV_PREP, _gateway),
-    card_check("network.card-mtu", (), "HCCN tool guide, /etc/hccn.conf", _mtu),
-)
-
-
-_DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
-
-
 @given(lambda context: context.facts.hccn.rank_table.value, "network.rank-table-none")
 def _table(_: Context, table: RankTable) -> CheckResult:
     wrong = _refusal(table)
     if wrong:
-        fix = "network.rank-table"
-        return fail("network.rank-table-bad", Evidence(table.path, wrong), fix=fix, path=table.path, why=wrong)
+        says = {"path": table.path, "why": wrong}
+        return fail("network.rank-table-bad", Evidence(table.path, wrong), fix="network.rank-table", **says)
     return ok("network.rank-table-ok", count=len(table.servers))
 
 
@@ -427,15 +341,12 @@ def _refusal(table: RankTable) -> str:
     if table.trouble:
         return table.trouble
     devices = [device for server in table.servers for device in server.devices]
-    ranks = [device.rank for device in devices]
+    ranks, count = [device.rank for device in devices], table.server_count
     ips = [device.ip for device in devices if device.ip]
     twice = sorted({ip for ip in ips if ips.count(ip) > 1})
     checks = (
         (table.status != "completed", f"status {table.status or 'missing'}"),
-        (
-            table.server_count.isdigit() and int(table.server_count) != len(table.servers),
-            f"server_count {table.server_count}",
-        ),
+        (count.isdigit() and int(count) != len(table.servers), f"server_count {count}"),
         (not devices, "device missing"),
         (None in ranks or sorted(rank or 0 for rank in ranks) != list(range(len(ranks))), f"rank_id {ranks}"),
         (any(device.card is None for device in devices), "device_id missing"),
@@ -465,12 +376,10 @@ def _table_addresses(context: Context) -> CheckResult:
     ]
     bad = None
     if wrong:
-        device, address = wrong[0]
         lines = [Evidence(table.path, f"device_id {item.card}, device_ip {item.ip}") for item, _ in wrong]
         lines += [own.evidence for _, own in wrong]
-        fix = "network.rank-table-addresses"
-        numbers = tuple(item.card for item, _ in wrong)
-        bad = fail("network.rank-table-differs", *lines, fix=fix, cards=numbers, ip=device.ip, own=address.ip)
+        says = {"cards": tuple(item.card for item, _ in wrong), "ip": wrong[0][0].ip, "own": wrong[0][1].ip}
+        bad = fail("network.rank-table-differs", *lines, fix="network.rank-table-addresses", **says)
     well = ok("network.rank-table-agrees", count=len(named & cards.keys()))
     return worst((bad, unread_cards(context, blind, of=cards)), otherwise=well)
 
@@ -486,6 +395,18 @@ def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Se
     return best if best is not None and shared[best] else None
 
 
+CHECKS = (
+    card_check("network.tls-agrees", ("hccn.conf",), "hicann/hccl fault diagnosis, EI0016 and EI0006", _tls),
+    card_check("network.hccn-conf", (), "HCCN tool guide, /etc/hccn.conf", _conf),
+    card_check("network.card-addresses", (), _ENV_PREP, _set),
+    card_check("network.addresses-agree", (), _ENV_PREP, _same, level=2),
+    card_check("network.addresses-valid", (), _ENV_PREP, _valid),
+    card_check("network.addresses-unique", (), "hicann/hccl fault diagnosis, EI0006", _unique),
+    card_check("network.netmasks-agree", (), "hicann/hccl fault diagnosis, EI0006", _masks),
+    card_check("network.card-subnets", (), "hicann/hccl fault diagnosis, EI0006", _subnets),
+    card_check("network.card-gateways", (), _ENV_PREP, _gateway),
+    card_check("network.card-mtu", (), "HCCN tool guide, /etc/hccn.conf", _mtu),
+)
 RANK_TABLE = (
     card_check("network.rank-table", ("hccn.rank_table",), _DOCUMENT, _table),
     card_check("network.rank-table-addresses", (), _DOCUMENT, _table_addresses),

@@ -10,22 +10,11 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, warn, worst
 from npuenv.checks.network import card_addresses
 from npuenv.checks.network.answers import (
     about,
+    addressed_cards,
     answers,
     cards_here,
     silent_cards,
@@ -40,6 +29,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Callable, Mapping
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.hccn.parsers import LinkChanges
 
     _Values = Mapping[int, Any]  # by card
@@ -58,6 +48,7 @@ _DOWN_A_DAY = 3
 _DAY_S = 24 * 60 * 60
 _TIME = re.compile(r"\w{3} (\w{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_NOT_SET_UP = ("init", "detect ip set")
 
 
 def _flaps(context: Context) -> CheckResult:
@@ -117,11 +108,6 @@ def _moment(text: str) -> datetime.datetime | None:
         return None
 
 
-LEVEL = 2
-_VERIFY = "vllm-ascend installation and multi-node pages, list of verifications"
-_NOT_SET_UP = ("init", "detect ip set")
-
-
 def _of_answers(name: str, *, otherwise: str = "network.none-asked") -> Callable[[_Judge], _Check]:
     """Decorates a check of the answers to one query: the function gets their values, lines, and what is unread."""
 
@@ -141,7 +127,7 @@ def _tool(context: Context) -> CheckResult:
     if hccn.tool.value is None:
         if not cards_here(context):
             return skip("network.tool-no-card")
-        if not (context.spans_nodes or card_addresses.addressed_cards(context)):
+        if not (context.spans_nodes or addressed_cards(context)):
             return skip("network.tool-unneeded")
         wanted = "network.tool-container" if context.in_container else "network.tool"
         return unknown("network.tool-missing", *hccn.tool.evidence, fix=wanted)
@@ -160,7 +146,7 @@ def _tool(context: Context) -> CheckResult:
     return ok(name, path=hccn.tool.value.path)
 
 
-def down_cards(context: Context) -> set[int]:
+def _down_cards(context: Context) -> set[int]:
     """The cards whose link is known to be down."""
     found = answers(context, "links")
     return {card for card, state in found[0].items() if state == "DOWN"} if found else set()
@@ -176,13 +162,13 @@ def _links(context: Context, states: _Values, lines: _Lines, blind: _Lines) -> C
 
 def _down(context: Context, states: _Values, lines: _Lines) -> CheckResult | None:
     """The result for the links that are down; None if there are none."""
-    down = sorted(down_cards(context))
+    down = sorted(_down_cards(context))
     if not down:
         return None
     shown = tuple(lines[card] for card in down)
     table = context.facts.npu.smi.value
     is_a3 = table is not None and table.layout is not None and table.layout.value == "a3"
-    has_address = card_addresses.addressed_cards(context)
+    has_address = addressed_cards(context)
     if len(down) == len(states) and not (has_address & set(down)):
         return ok("network.links-unused", *shown, count=len(down))
     if is_a3 and (len(down) == len(states) or not has_address & set(down)):
@@ -199,7 +185,7 @@ def _down(context: Context, states: _Values, lines: _Lines) -> CheckResult | Non
 @_of_answers("net_health")
 def _health(context: Context, states: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """The result of the card's own probe of its configured address to watch."""
-    down = down_cards(context)
+    down = _down_cards(context)
     assessed = {card: state for card, state in states.items() if card not in down}
     unhealthy = {card: state for card, state in assessed.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
     unset = [card for card in stranded_cards(context) if card in unhealthy]
@@ -227,7 +213,7 @@ def _watching(lines: _Lines, assessed: Mapping[int, str]) -> CheckResult:
 
 @_of_answers("speeds")
 def _speed(context: Context, speeds: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
-    down = down_cards(context)
+    down = _down_cards(context)
     assessed = {card: speed.mbps for card, speed in speeds.items() if card not in down}
     known = {card: mbps for card, mbps in assessed.items() if mbps is not None}
     unreported = {card: lines[card] for card in assessed if card not in known}
@@ -246,7 +232,7 @@ def _speed(context: Context, speeds: _Values, lines: _Lines, blind: _Lines) -> C
 @_of_answers("optical")
 def _optical(context: Context, modules: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """The modules of cards whose link is up; those of cards that are down are named with their link."""
-    assessed = {card: module for card, module in modules.items() if card not in down_cards(context)}
+    assessed = {card: module for card, module in modules.items() if card not in _down_cards(context)}
     gone = sorted(card for card, module in assessed.items() if not module.is_present)
     outliers = [card for card in gone if assessed[card].readings]
     values = tuple(f"{card}: {value}" for card in outliers for value in assessed[card].readings[:1])
@@ -350,18 +336,20 @@ def _ports(context: Context, cards: _Values, lines: _Lines, blind: _Lines) -> Ch
     return worst((broken, unread_cards(context, blind, of=cards)), otherwise=well)
 
 
+_LEVEL = 2
+_VERIFY = "vllm-ascend installation and multi-node pages, list of verifications"
 _HCCN_TOOL = "vllm-ascend installation, verification"
 CHECKS = (
     *card_addresses.CHECKS,
-    card_check("network.hccn-tool", (), _HCCN_TOOL, _tool, level=LEVEL, required_for=NPU_FRAMEWORKS),
-    card_check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, level=LEVEL),
-    card_check("network.link-flaps", (), _FLAPS, _flaps, level=LEVEL),
-    card_check("network.card-health", (), _VERIFY, _health, level=LEVEL),
-    card_check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, level=LEVEL),
-    card_check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, level=LEVEL),
-    card_check("network.vnic", (), "msprechecker (Ascend/msit); " + _VERIFY, _vnic, level=LEVEL),
-    card_check("network.card-ping", (), _VERIFY, _ping, level=LEVEL),
-    card_check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, level=LEVEL),
-    card_check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, level=LEVEL),
+    card_check("network.hccn-tool", (), _HCCN_TOOL, _tool, level=_LEVEL, required_for=NPU_FRAMEWORKS),
+    card_check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, level=_LEVEL),
+    card_check("network.link-flaps", (), _FLAPS, _flaps, level=_LEVEL),
+    card_check("network.card-health", (), _VERIFY, _health, level=_LEVEL),
+    card_check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, level=_LEVEL),
+    card_check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, level=_LEVEL),
+    card_check("network.vnic", (), "msprechecker (Ascend/msit); " + _VERIFY, _vnic, level=_LEVEL),
+    card_check("network.card-ping", (), _VERIFY, _ping, level=_LEVEL),
+    card_check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, level=_LEVEL),
+    card_check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, level=_LEVEL),
     *card_addresses.RANK_TABLE,
 )

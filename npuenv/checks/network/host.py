@@ -145,21 +145,17 @@ def _hccl_ports(context: Context) -> CheckResult:
 def _free_base(context: Context) -> int:
     """A base port below the kernel's ephemeral range, with free ports from there on."""
     ports = {item.port for item in context.facts.network.listeners.value or ()}
-    for base in range(23456, 32000, listening_ports.COUNT):
-        if not any(port in ports for port in range(base, base + listening_ports.COUNT)):
-            return base
-    return 23456
+    bases = range(23456, 32000, listening_ports.COUNT)
+    return next((base for base in bases if ports.isdisjoint(range(base, base + listening_ports.COUNT))), bases[0])
 
 
 def _ray_ports(context: Context) -> CheckResult:
     """The fixed ports of a Ray head, used by another program."""
-    found = context.facts.network.listeners
-    foreign = foreign_on_ray_ports(context.facts)
+    found, foreign = context.facts.network.listeners, foreign_on_ray_ports(context.facts)
     if found.value is None:
         return unknown("network.ports-unlisted", *found.evidence)
     if foreign and _is_here(context):
-        lines = tuple(Evidence("ss -H -ltnp", f"{item.address}:{item.port} {item.owner}") for item in foreign)
-        item = foreign[0]
+        item, lines = foreign[0], (Evidence("ss -H -ltnp", f"{i.address}:{i.port} {i.owner}") for i in foreign)
         says = {"port": item.port, "owner": item.owner, "role": _RAY_PORTS[item.port]}
         return warn("network.ray-port-taken", *lines, fix=fix_for("network.ray-ports", port=item.port), **says)
     return ok("network.ray-ports-ok")
@@ -167,10 +163,8 @@ def _ray_ports(context: Context) -> CheckResult:
 
 def foreign_on_ray_ports(facts: Facts) -> list[Listener]:
     """Processes that use the fixed ports of a Ray head and are known not to be Ray."""
-    found = facts.network.listeners.value or ()
-    return [
-        item for item in found if item.port in _RAY_PORTS and item.owner and not _belongs_to_ray(item.owner, item.port)
-    ]
+    found = (item for item in facts.network.listeners.value or () if item.port in _RAY_PORTS and item.owner)
+    return [item for item in found if not _belongs_to_ray(item.owner, item.port)]
 
 
 def _belongs_to_ray(owner: str, port: int = 0) -> bool:

@@ -88,10 +88,8 @@ def _apart(context: Context, chosen: Sequence[Interface]) -> list[str]:
 def _is_near(table: Iterable[Route], one: Interface, other: Interface) -> bool:
     """Whether a directly connected network contains an address of each."""
     numbers = [[number for text in item.addresses if (number := number_of(text)) is not None] for item in (one, other)]
-    connected = [route for route in table if not route.gateway and route.mask]
-    return any(
-        all(any(number & route.mask == route.network for number in own) for own in numbers) for route in connected
-    )
+    nets = [(route.network, route.mask) for route in table if not route.gateway and route.mask]
+    return any(all(any(number & mask == net for number in own) for own in numbers) for net, mask in nets)
 
 
 def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence[Interface]) -> CheckResult:
@@ -109,10 +107,9 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
         "bare": [item for item in chosen if not item.addresses],
         "inner": inner if context.spans_nodes else [],
     }
-    for what, items in faulty.items():
-        for item in items:
-            says = {"variable": name_set, "name": item.name} | ({"state": item.state} if what == "down" else {})
-            return fail(f"network.ifname-{what}", line, *_rows(context, item.name), fix=fix, **says)
+    for what, item in ((what, item) for what, items in faulty.items() for item in items):
+        says = {"variable": name_set, "name": item.name} | ({"state": item.state} if what == "down" else {})
+        return fail(f"network.ifname-{what}", line, *_rows(context, item.name), fix=fix, **says)
     return ok("network.ifname-ok", line, name=chosen[0].name)
 
 
@@ -191,13 +188,9 @@ def _hccl_guess(context: Context) -> CheckResult:
     if chosen is None:
         return skip("network.guess-nothing")
     master, table = network.master.value, network.routes.value or ()
-    ways = {way_to(table, address) for address in (master.addresses if master else ()) if not is_loopback(address)}
-    own = {
-        item.name
-        for item in network.interfaces.value
-        for address in item.addresses
-        if master and address in master.addresses
-    }
+    meeting = set(master.addresses) if master else set()
+    ways = {way_to(table, address) for address in meeting if not is_loopback(address)}
+    own = {item.name for item in network.interfaces.value if meeting & set(item.addresses)}
     good = sorted(name for name in own or ways if name and name != "lo")
     if good and chosen.name not in good:
         fix = fix_for("network.ifname", ("export", f"HCCL_SOCKET_IFNAME={good[0]}"), names=tuple(good))

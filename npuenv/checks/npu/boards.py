@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu import KernelEvent
-    from npuenv.facts.npu.failures import QueryRefusal
-    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Spod, Topology
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, QueryRefusal, Spod, Topology
     from npuenv.facts.npu.smi import Card, SmiTable
 
 
 # Known if npu-smi failed, absent if it gave a table: a check that reads this fact runs in both cases.
 TABLE = ("npu.smi_trouble",)
+_COUNTED = ("Double Bit Error Count", "Double Bit Isolated Pages Count", "Double Bit Next-Isolated Pages Count")
+_FALLBACK = frozenset({"SYS", "PHB", "PIX", "PXB"})
+_DIRECT = frozenset({"HCCS", "HCCS_SW", "SIO"})
+_GROUP = 8  # cards of a board that are directly connected
+_COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two: this user may not query it
+_GRAVE_ACTIONS = ("reset", "separate")
 
 
 def has_sign_of_cards(facts: Facts) -> bool:
@@ -35,9 +40,7 @@ def has_sign_of_cards(facts: Facts) -> bool:
 def interface_is_down(context: Context) -> bool:
     """Whether npu-smi is present but the driver interface does not start."""
     trouble = context.facts.npu.smi_trouble.value
-    if trouble is None:
-        return False
-    return trouble.kind is SmiFailure.INIT
+    return trouble is not None and trouble.kind is SmiFailure.INIT
 
 
 def with_table(judge: Callable[[Context, SmiTable], CheckResult]) -> Callable[[Context], CheckResult]:
@@ -77,21 +80,6 @@ def unread_rows(cards: Sequence[Card], has: Callable[[Card], bool]) -> CheckResu
     return unread(blind) if any(map(has, cards)) else None
 
 
-_TOOLS = "npu-smi source (hicann/driver) and public transcripts"
-_ECC = "Ascend/mind-cluster docs: event 80E01801 (multi-bit ECC), 80E18402 (isolated rows have reached 64)"
-_TOPO = "npu-smi info -t topo, legend; HCCS within groups of eight on A2 boards (public transcripts)"
-_SPOD = "hicann/hccl fault diagnosis: EI0014 (duplicate super-device id); Ascend A3 spod-info"
-_UDA = "hicann/driver uda_fops.c; Huawei support note on -8020: ns_id below 128 in /proc/uda/namespace_node"
-_KERNEL = "public kernel logs of Ascend hosts: drv_pcie Device is abnormal, devdrv Get mntn message"
-_FAULTS = "hicann/driver docs, Ascend 950 npu-smi: querying the alarm information of a device"
-_COUNTED = ("Double Bit Error Count", "Double Bit Isolated Pages Count", "Double Bit Next-Isolated Pages Count")
-_FALLBACK = frozenset({"SYS", "PHB", "PIX", "PXB"})
-_DIRECT = frozenset({"HCCS", "HCCS_SW", "SIO"})
-_GROUP = 8  # cards of a board that are directly connected
-_COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two: this user may not query it
-_GRAVE_ACTIONS = ("reset", "separate")
-
-
 @given(lambda context: context.facts.npu.silent.value, "npu.not-told")
 def _answer(_: Context, silent: tuple[QueryRefusal, ...]) -> CheckResult:
     if not silent:
@@ -102,15 +90,13 @@ def _answer(_: Context, silent: tuple[QueryRefusal, ...]) -> CheckResult:
 @given(lambda context: context.facts.npu.ecc.value, "npu.not-told")
 def _memory(context: Context, cards: tuple[Ecc, ...]) -> CheckResult:
     """Single-bit errors are corrected. Lifetime totals say nothing about the present."""
-    bad = {}
+    bad: dict[str, None] = {}
     lines = []
     for card in cards:
-        counts = {label: count for label, count in card.counts.items() if count and label.endswith(_COUNTED)}
+        counts = [f"{label}: {count}" for label, count in card.counts.items() if count and label.endswith(_COUNTED)]
+        lines += [Evidence(f"npu-smi info -t ecc -i {card.npu}", count) for count in counts]
         if counts:
-            name = str(card.npu) if card.chip is None else f"{card.npu}.{card.chip}"
-            bad[name] = counts
-            asked = f"npu-smi info -t ecc -i {card.npu}"
-            lines += [Evidence(asked, f"{key}: {count}") for key, count in counts.items()]
+            bad[str(card.npu) if card.chip is None else f"{card.npu}.{card.chip}"] = None
     reported = warn("npu.cards-memory-warn", *lines, fix="npu.card-memory", cards=tuple(bad)) if bad else None
     return worst((reported, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
@@ -213,9 +199,8 @@ def _events(context: Context, events: tuple[FaultEvent, ...]) -> CheckResult:
     rows = [context.matrix.npu_fault(code) for code in codes]
     if all(row is not None and row.action == "none" for row in rows):
         return blind or ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
-    grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
-    says = fail if grave else warn
-    result = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix="npu.card-alarm", codes=codes)
+    verdict = fail if any(row is not None and row.action in _GRAVE_ACTIONS for row in rows) else warn
+    result = verdict("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix="npu.card-alarm", codes=codes)
     return worst((result, blind), otherwise=result)
 
 
@@ -250,14 +235,22 @@ def _claimed(context: Context) -> CheckResult:
         return skip("npu.cards-claimed-busy")
     if table is not None and table.unlisted:
         return unknown("npu.cards-processes-unknown", npus=table.unlisted)
-    lines = [
-        Evidence("/proc/uda/namespace_node", f"process {item.root_pid} holds {len(item.devices)}") for item in others
-    ]
+    texts = (f"process {item.root_pid} holds {len(item.devices)}" for item in others)
+    lines = (Evidence("/proc/uda/namespace_node", text) for text in texts)
     devices = tuple(sorted({str(device) for claim in others for device in claim.devices}, key=int))
     pids = tuple(str(claim.root_pid) for claim in others)
     return warn("npu.cards-claimed-warn", *lines, fix="npu.card-claimed", devices=devices, pids=pids)
 
 
+_TOOLS = "npu-smi source (hicann/driver) and public transcripts"
+TOOLS = f"Ascend host tools: {_TOOLS}"
+INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+_ECC = "Ascend/mind-cluster docs: event 80E01801 (multi-bit ECC), 80E18402 (isolated rows have reached 64)"
+_TOPO = "npu-smi info -t topo, legend; HCCS within groups of eight on A2 boards (public transcripts)"
+_SPOD = "hicann/hccl fault diagnosis: EI0014 (duplicate super-device id); Ascend A3 spod-info"
+_UDA = "hicann/driver uda_fops.c; Huawei support note on -8020: ns_id below 128 in /proc/uda/namespace_node"
+_KERNEL = "public kernel logs of Ascend hosts: drv_pcie Device is abnormal, devdrv Get mntn message"
+_FAULTS = "hicann/driver docs, Ascend 950 npu-smi: querying the alarm information of a device"
 CHECKS = (
     card_check("cards.answer", ("npu.silent",), _TOOLS, _answer, level=2),
     card_check("cards.memory", ("npu.ecc",), _ECC, _memory, level=2),

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn, worst
-from npuenv.checks.npu.boards import TABLE, interface_is_down, unread_of, unread_rows, with_table
+from npuenv.checks.npu.boards import TABLE, TOOLS, interface_is_down, unread_of, unread_rows, with_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from npuenv.facts.npu import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
 
-_TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _FAULTS = (
     "npu-smi transcripts; event codes: Ascend/mind-cluster docs, Container Manager, default fault code configuration; "
     "DCMI reference, dcmi_get_device_health: 0xFFFFFFFF"
@@ -26,7 +25,6 @@ _SLICES = "hiascend.com techArticles 20251212-1: hard slices support inference o
 _IDLE_AT_MOST = 0.25  # of a card's memory; npuenv's own threshold
 _FULL_PERCENT = 100
 _ACTIONS = ("none", "request", "work", "free", "reset", "separate")  # from harmless to fatal
-_TRAINING = ("verl", "roll")
 _TRY_CPU = fix_for("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
@@ -102,10 +100,8 @@ def _healthy(context: Context, table: SmiTable) -> CheckResult:
         _unsaid(unreported),
         unread_rows(table.cards, lambda card: card.health is not None),
         unread_of(context, "health"),
+        _to_look_at(plain, "npu.cards-healthy-alarm", "npu.card-alarm"),
     ]
-    if plain:
-        fix = fix_for("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(plain[0].npu)))
-        outcomes.append(warn("npu.cards-healthy-alarm", *_rows(plain), fix=fix, cards=_labels(plain)))
     if not table.is_complete or not any(card.health for card in table.cards):
         outcomes.append(unknown("npu.cards-healthy-unknown", *_rows(table.cards)))
     return worst(outcomes, otherwise=ok("npu.cards-healthy-ok", count=len(table.cards)))
@@ -122,12 +118,17 @@ def _critical(cards: list[Card], name: str) -> CheckResult | None:
 
 def _unsaid(cards: list[Card]) -> CheckResult | None:
     """UNKNOWN is the tool's word for a chip whose health the driver does not know. A slice of a card may have none."""
-    if not cards:
-        return None
     if any(card.is_virtual for card in cards):
         return unknown("npu.cards-healthy-untold", *_rows(cards), cards=_labels(cards))
-    fix = fix_for("npu.card-untold", ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
-    return warn("npu.cards-healthy-untold", *_rows(cards), fix=fix, cards=_labels(cards))
+    return _to_look_at(cards, "npu.cards-healthy-untold", "npu.card-untold")
+
+
+def _to_look_at(cards: list[Card], name: str, fix: str) -> CheckResult | None:
+    """A warning about cards of which npu-smi tells more when asked; None without any."""
+    if not cards:
+        return None
+    ask = fix_for(fix, ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
+    return warn(name, *_rows(cards), fix=ask, cards=_labels(cards))
 
 
 def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> CheckResult | None:
@@ -183,8 +184,7 @@ def _in_use(context: Context, table: SmiTable, busy: tuple[int, ...]) -> CheckRe
     account = context.facts.machine.account.value
     name = _who(holders, account.uid if account else None)
     pids = tuple(str(holder.pid) for holder in holders)
-    if not pids:
-        pids = tuple(dict.fromkeys(str(process.pid) for process in table.processes))
+    pids = pids or tuple(dict.fromkeys(str(process.pid) for process in table.processes))
     fix = fix_for(f"npu.free-{name}")
     if name == "own":
         fix = fix_for("npu.free-own", ("kill", *(str(holder.pid) for holder in holders)), is_dangerous=True)
@@ -246,9 +246,9 @@ def _complete(context: Context, table: SmiTable) -> CheckResult:
     if nodes is not None and nodes.cards and len(nodes.cards) != len(table.cards):
         return skip("npu.complete-see-nodes")
     missing = _lost_on_bus(context, table) or _unmapped(context, table)
-    evidence = (*context.facts.npu.pci_addresses.evidence, *context.facts.npu.mapped.evidence)
     missing = missing or _between_neighbours(table) or _half_pairs(table)
     if missing:
+        evidence = (*context.facts.npu.pci_addresses.evidence, *context.facts.npu.mapped.evidence)
         return warn("npu.cards-complete-warn", *evidence, fix="npu.card-missing", cards=missing)
     return ok("npu.cards-complete-ok", count=len(table.cards))
 
@@ -309,19 +309,19 @@ def _whole(context: Context, table: SmiTable) -> CheckResult:
     slices = [card for card in table.cards if card.is_virtual]
     if not slices:
         return ok("npu.cards-whole-ok")
-    if context.framework in _TRAINING:
+    if context.framework in ("verl", "roll"):
         return fail("npu.cards-whole-fail", fix="npu.whole-card", count=len(slices))
     return ok("npu.cards-whole-slices", count=len(slices))
 
 
 _ONE_KIND = "Ascend/mind-cluster docs: mixed insertion of cards is not supported"
 CHECKS = (
-    Check("cards.present", (), _TOOLS, _present, required_for=NPU_FRAMEWORKS),
+    Check("cards.present", (), TOOLS, _present, required_for=NPU_FRAMEWORKS),
     card_check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, required_for=NPU_FRAMEWORKS),
     card_check("cards.supported", TABLE, "matrix hardware", _supported, required_for=NPU_FRAMEWORKS),
-    card_check("cards.complete", TABLE, _TOOLS, _complete),
+    card_check("cards.complete", TABLE, TOOLS, _complete),
     card_check("cards.one-kind", TABLE, _ONE_KIND, _one_kind),
     card_check("cards.whole", TABLE, _SLICES, _whole),
-    card_check("cards.free", TABLE, _TOOLS, _free),
+    card_check("cards.free", TABLE, TOOLS, _free),
     card_check("cards.stuck", TABLE, "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process", _stuck),
 )

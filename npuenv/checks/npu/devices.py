@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, unread, warn, worst
-from npuenv.checks.npu.boards import TABLE, interface_is_down, with_table
+from npuenv.checks.npu.boards import INSTALL, TABLE, TOOLS, interface_is_down, with_table
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python import DeviceRun, Devices
 
-_TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
-_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 _DMI = "MindCluster ToolBox 7.3.0, Ascend DMI: fault diagnosis, states of an item"
 # The runtime's error if another container has the device: public porting notes, and errors/container_no_device_87.
 _TAKEN = re.compile(r"drvRetCode=87\b|Resource_Busy|EL0005")
@@ -35,9 +33,8 @@ def _openable(context: Context) -> CheckResult:
     lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
     account, home = context.facts.machine.account.value, context.environment.get("HOME", "").rstrip("/")
     user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
-    fix = fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
-    if context.in_container:
-        fix = fix_for("npu.device-flags")
+    join = fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+    fix = fix_for("npu.device-flags") if context.in_container else join
     return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
 
 
@@ -88,8 +85,8 @@ def _computes(context: Context) -> CheckResult:
     outcomes = [*_wrong(devices), _unfinished(devices)]
     expected = _expected_devices(context)
     if expected is not None and devices.count < expected:
-        fix = "npu.device-error"
-        outcomes.append(warn("npu.devices-computes-fewer", fix=fix, count=devices.count, expected=expected))
+        says = {"count": devices.count, "expected": expected}
+        outcomes.append(warn("npu.devices-computes-fewer", fix="npu.device-error", **says))
     well = ok("npu.devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
     return worst(outcomes, otherwise=well)
 
@@ -121,11 +118,8 @@ def _wrong(devices: Devices) -> Iterator[CheckResult]:
 
 
 def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:
-    return [
-        Evidence(f"npu:{run.number}", run.error or f"largest difference {run.worst_error}")
-        for run in runs
-        if run.number in numbers
-    ]
+    found = (run for run in runs if run.number in numbers)
+    return [Evidence(f"npu:{run.number}", run.error or f"largest difference {run.worst_error}") for run in found]
 
 
 def _answers(context: Context) -> CheckResult:
@@ -223,9 +217,9 @@ _COMPUTES = "measured: operators that do nothing copy exactly and multiply wrong
 _ANSWERS = "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work"
 _VISIBLE_DEVICES = "vllm-project/vllm-ascend issue 2557"
 CHECKS = (
-    card_check("devices.openable", ("npu.nodes",), _INSTALL, _openable, required_for=NPU_FRAMEWORKS),
-    card_check("devices.managers", ("npu.nodes",), _INSTALL, _managers, required_for=NPU_FRAMEWORKS),
-    card_check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree),
+    card_check("devices.openable", ("npu.nodes",), INSTALL, _openable, required_for=NPU_FRAMEWORKS),
+    card_check("devices.managers", ("npu.nodes",), INSTALL, _managers, required_for=NPU_FRAMEWORKS),
+    card_check("devices.agree", ("npu.nodes", *TABLE), TOOLS, _agree),
     card_check("devices.computes", ("python.devices",), _COMPUTES, _computes, level=2, required_for=NPU_FRAMEWORKS),
     card_check("devices.answers", ("python.devices",), _ANSWERS, _answers, level=2),
     card_check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, level=3),

@@ -5,29 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    card_check,
-    fail,
-    fix_for,
-    given,
-    numbers_in,
-    ok,
-    skip,
-    title,
-    unknown,
-    warn,
-)
-from npuenv.checks.npu.boards import TABLE, with_table
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
+from npuenv.checks.npu.boards import INSTALL, TABLE, TOOLS, with_table
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, Fact, State
+from npuenv.core.versions import numbers_in
 from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
 from npuenv.facts.npu.failures import SmiFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
@@ -37,8 +26,6 @@ if TYPE_CHECKING:
     from npuenv.facts.python import Import
 
 
-_TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
-_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 _RELEASES = (
     "MindCluster and CANN 9.1.0 release notes: Atlas 350 25.7.RC1, Atlas 850 25.6.RC1, Atlas 950 SuperPoD 25.1.RC1"
 )
@@ -48,6 +35,7 @@ _A5 = "950"
 _A5_SERIES = ((25, 6), (25, 7))
 _A5_POD_SERIES = (25, 1)
 _DRIVER_LIBS = "/usr/local/Ascend/driver/lib64"
+_MISSED = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 
 
 def _answers(context: Context) -> CheckResult:
@@ -178,18 +166,15 @@ def _rebooted(context: Context) -> CheckResult:
     if changed is None or driver is None or context.in_container:
         return skip("npu.driver-rebooted-skip")
     if not changed.is_after_boot:
-        return ok("npu.driver-rebooted-ok", *context.facts.npu.changed.evidence)
-    if table is None or table.driver is None:
-        return skip("npu.driver-rebooted-skip")
-    same = _is_same(driver.version, table.driver)
+        return ok("npu.driver-rebooted-ok", *npu.changed.evidence)
+    running = table.driver if table is not None else None
+    same = _is_same(driver.version, running) if running is not None else None
     if same is None:
         return skip("npu.driver-rebooted-skip")
     if same:
-        return ok("npu.driver-rebooted-alike", *context.facts.npu.changed.evidence, version=table.driver)
+        return ok("npu.driver-rebooted-alike", *npu.changed.evidence, version=running)
     evidence = (*npu.changed.evidence, *npu.driver.evidence, *npu.smi.evidence)
-    return fail(
-        "npu.driver-rebooted-fail", *evidence, fix="npu.driver-reboot", file=driver.version, running=table.driver
-    )
+    return fail("npu.driver-rebooted-fail", *evidence, fix="npu.driver-reboot", file=driver.version, running=running)
 
 
 @with_table
@@ -210,20 +195,17 @@ def _firmware(context: Context) -> CheckResult:
     A driver cannot know newer firmware: it is enough if either side accepts the other.
     """
     driver, firmware = context.facts.npu.driver.value, context.facts.npu.firmware.value
-    if driver is None or firmware is None:
-        return skip("npu.driver-firmware-skip")
-    wanted = _ranges(driver.compatible_firmware)
-    if not wanted:
+    wanted = _ranges(driver.compatible_firmware) if driver is not None else []
+    if driver is None or firmware is None or not wanted:
         return skip("npu.driver-firmware-skip")
     lines = (
         Evidence(driver.path, f"compatible_version_fw={driver.compatible_firmware}"),
         Evidence(firmware.path, f"compatible_version_drv={firmware.compatible_driver}"),
         *context.facts.npu.firmware.evidence,
     )
-    have = numbers_in(firmware.version)
-    if any(numbers_in(low) <= have[:3] <= numbers_in(high) for low, high in wanted):
-        return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
-    if any(_is_between(driver.version, low, high) for low, high in _ranges(firmware.compatible_driver)):
+    have, drivers = numbers_in(firmware.version), _ranges(firmware.compatible_driver)
+    is_wanted = any(numbers_in(low) <= have[:3] <= numbers_in(high) for low, high in wanted)
+    if is_wanted or any(_is_between(driver.version, low, high) for low, high in drivers):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
     says = {"version": firmware.version, "wanted": driver.compatible_firmware}
     return fail("npu.driver-firmware-fail", *lines, fix="npu.firmware", **says)
@@ -285,11 +267,8 @@ def _for_all(context: Context) -> CheckResult:
 @with_table
 def _line(context: Context, table: SmiTable) -> CheckResult:
     """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 only."""
-    version = table.driver
-    if version is None:
-        return skip("npu.driver-line-skip")
-    kinds = tuple(context.chip_generations)
-    if len(kinds) != 1:
+    version, kinds = table.driver, tuple(context.chip_generations)
+    if version is None or len(kinds) != 1:
         return skip("npu.driver-line-skip")
     kind = kinds[0]
     series = numbers_in(version)[:2]
@@ -332,8 +311,7 @@ def _mounts(context: Context) -> CheckResult:
     missing = [item.command for item in facts.npu.driver_libraries.evidence if item.command not in there]
     if facts.npu.smi.state is State.ABSENT and was_asked(facts.npu.smi):
         missing.append("npu-smi")
-    libraries = [path for path in missing if "lib64" in path]
-    if libraries:
+    if any("lib64" in path for path in missing):
         return fail("npu.container-mounts-fail", fix="npu.driver-mount", paths=tuple(missing))
     if missing:
         return warn("npu.container-mounts-warn", fix="npu.driver-mount", paths=tuple(missing))
@@ -348,23 +326,12 @@ def _is_by_runtime(context: Context) -> bool:
 
     Source: Ascend/mind-cluster component/ascend-docker-runtime/build/scripts/base.list
     """
-    environment = context.environment
-    return any(environment.get(name) for name in ("ASCEND_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST"))
+    return any(map(context.environment.get, ("ASCEND_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST")))
 
 
-_MOUNTS = _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists"
-_FIRMWARE = "driver version.info, compatible_version_fw"
-
-
-_MISSED = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
-_SOURCE = "Ascend/pytorch troubleshooting: ImportError libascend_hal.so; CANN installation guide, LD_LIBRARY_PATH"
-
-
-def _library_path(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.library_files.value or None, "npu.library-path-skip")
+def _library_path(context: Context, folders: Mapping[str, tuple[str, ...]]) -> CheckResult:
     """A library that an import could not load although it is in a driver folder that the session does not name."""
-    folders = context.facts.npu.library_files.value
-    if not folders:
-        return skip("npu.library-path-skip")
     if context.facts.npu.smi_trouble.value is not None and context.facts.npu.smi_trouble.value.library:
         return skip("npu.see-npu-smi")
     tried = 0
@@ -388,16 +355,19 @@ def _missed(fact: Fact[Import]) -> Iterator[tuple[str, Evidence]]:
             yield found[1], Evidence(fact.evidence[0].command if fact.evidence else "import", text)
 
 
+_MOUNTS = INSTALL + "; install scripts of CANN packages: driver and firmware is not exists"
+_FIRMWARE = "driver version.info, compatible_version_fw"
+_SOURCE = "Ascend/pytorch troubleshooting: ImportError libascend_hal.so; CANN installation guide, LD_LIBRARY_PATH"
 CHECKS = (
-    card_check("driver.npu-smi", (), _TOOLS, _answers, level=1, required_for=NPU_FRAMEWORKS),
-    card_check("driver.installed", ("npu.driver",), _TOOLS, _installed, required_for=NPU_FRAMEWORKS),
+    card_check("driver.npu-smi", (), TOOLS, _answers, level=1, required_for=NPU_FRAMEWORKS),
+    card_check("driver.installed", ("npu.driver",), TOOLS, _installed, required_for=NPU_FRAMEWORKS),
     card_check("driver.complete", ("npu.install_info",), "npu-smi source, npu_info_print.c (hicann/driver)", _complete),
-    card_check("driver.agrees", ("npu.driver",), _TOOLS, _agree),
+    card_check("driver.agrees", ("npu.driver",), TOOLS, _agree),
     card_check("driver.firmware", ("npu.driver", "npu.firmware"), _FIRMWARE, _firmware),
     card_check("driver.rebooted", ("npu.driver",), "Ascend/mind-cluster FAQ: -8005 after an upgrade", _rebooted),
-    card_check("driver.tool", TABLE, _TOOLS, _tool),
+    card_check("driver.tool", TABLE, TOOLS, _tool),
     card_check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded),
-    card_check("driver.libraries", ("npu.driver_libraries",), _INSTALL, _libraries),
+    card_check("driver.libraries", ("npu.driver_libraries",), INSTALL, _libraries),
     card_check("driver.for-all", ("npu.install_info",), _INFO, _for_all),
     card_check("driver.line", TABLE, _RELEASES, _line),
     card_check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files),

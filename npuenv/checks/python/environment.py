@@ -10,29 +10,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    given,
-    numbers_in,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import FRAMEWORKS, Check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, put_in, repair, restore, where
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, State
+from npuenv.core.versions import numbers_in
 from npuenv.facts.collector import was_asked
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.manifest import Described
     from npuenv.facts.python import Import, Python
     from npuenv.facts.python.packages import Files, Hashes, Owned, Packages
@@ -42,6 +31,13 @@ _OLDEST = (3, 10)
 _SHOWN = 5
 # How a Python that cannot start ends: a signal, or an error of Python or the loader.
 _SAYS_WHY = re.compile(r"^ended by signal|Error\b|error while loading|not found|could not|cannot|Permission denied")
+_TRITONS = {"triton", "triton-ascend"}
+# Packages whose files are never edited by hand; published images do patch vllm, transformers, ray and verl.
+_UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
+_FILE = re.compile(r"[\w+-]+\.so\b|No module named")
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+_TOOLS = {"pip", "setuptools", "wheel"}  # never edited either, and needed for any fix
+_SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 
 
 def _found(context: Context) -> CheckResult:
@@ -115,17 +111,15 @@ def _active(context: Context) -> CheckResult:
         return ok("python.active-off", context.line(name), variable=name, folder=folder)
     if others and path.index(others[0]) < path.index(folder):
         evidence = Evidence("environment", f"PATH: {others[0]} before {folder}")
-        fix = fix_for("python.activate", ("source", f"{folder}/activate"))
-        if name == "CONDA_PREFIX":
-            fix = fix_for("python.activate-conda")
+        is_conda, fix = name == "CONDA_PREFIX", fix_for("python.activate", ("source", f"{folder}/activate"))
+        fix = fix_for("python.activate-conda") if is_conda else fix
         return warn("python.active-behind", evidence, fix=fix, folder=folder, other=others[0])
     return ok("python.active-ok", folder=folder)
 
 
-def _readable(context: Context) -> CheckResult:
-    packages, files = context.facts.python.packages.value, context.facts.python.files.value
-    if packages is None:
-        return skip("no-python")
+@given(lambda context: context.facts.python.packages.value, "no-python")
+def _readable(context: Context, packages: Packages) -> CheckResult:
+    files = context.facts.python.files.value
     if packages.no_settings:
         file, base = packages.no_settings
         fix = fix_for("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
@@ -145,8 +139,7 @@ def _metadata(context: Context, packages: Packages) -> CheckResult:
         return ok("python.metadata-ok")
     evidence = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
-    fix = restore(context, names)
-    verdict = fail if set(names) & CORE else warn
+    fix, verdict = restore(context, names), fail if set(names) & CORE else warn
     entries = tuple(each.entry for each in packages.trouble[:_SHOWN])
     return verdict("python.metadata-fail", *evidence, fix=fix, packages=entries)
 
@@ -207,36 +200,16 @@ def _abi(context: Context) -> CheckResult:
     python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")
-    foreign = {**packages.foreign_extensions, **packages.foreign_wheels}
-    evidence = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
+    foreign = dict(sorted({**packages.foreign_extensions, **packages.foreign_wheels}.items()))
     if foreign:
-        names = tuple(sorted(foreign))
-        fix = restore(context, names)
+        evidence = [Evidence(where(context), f"{name}: {what}") for name, what in foreign.items()]
+        names, fix = tuple(foreign), restore(context, foreign)
         return fail("python.abi-fail", *evidence, fix=fix, packages=names[:_SHOWN], version=python.version)
-    refused = [name for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False]
+    refused = {name: spec for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False}
     if refused:
-        evidence = [
-            Evidence(where(context), f"{name}: Requires-Python {packages.requires_python[name]}") for name in refused
-        ]
-        return warn("python.abi-refused", *evidence, packages=tuple(refused[:_SHOWN]), version=python.version)
+        evidence = [Evidence(where(context), f"{name}: Requires-Python {spec}") for name, spec in refused.items()]
+        return warn("python.abi-refused", *evidence, packages=tuple(refused)[:_SHOWN], version=python.version)
     return ok("python.abi-ok", version=python.version)
-
-
-_INVENTORY = ("python.interpreter", "python.packages")
-_VERSION = "matrix torch_npu: wheels that exist; Ascend/pytorch#38"
-_ABI = "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide"
-CHECKS = (
-    Check("python.found", (), "PATH, VIRTUAL_ENV, CONDA_PREFIX, --python; pyvenv.cfg", _found, required_for=FRAMEWORKS),
-    Check("python.version", ("python.interpreter",), _VERSION, _supported, required_for=FRAMEWORKS),
-    Check("python.active", ("environment",), "PATH, VIRTUAL_ENV, CONDA_PREFIX", _active),
-    Check("python.readable", _INVENTORY, "the folders of sys.path", _readable),
-    Check("python.metadata", _INVENTORY, "METADATA and RECORD of each distribution", _metadata),
-    Check("python.leftovers", _INVENTORY, "pip's own names for what it is removing (~NAME)", _leftovers),
-    Check("python.editable", _INVENTORY, "direct_url.json and .pth files", _editable),
-    Check("python.shadowed", _INVENTORY, "Ascend/pytorch#24; vllm-project/vllm-ascend#5497", _shadowed),
-    Check("python.user-site", _INVENTORY, "Python documentation, module site: ENABLE_USER_SITE", _user_site),
-    Check("python.abi", _INVENTORY, _ABI, _abi),
-)
 
 
 @given(lambda context: context.facts.python.made.value, "python.made-elsewhere")
@@ -261,16 +234,6 @@ def _made(context: Context, made: Described) -> CheckResult:
     return ok("python.made-ok", *evidence, **args, at=made.verified.at or "-", packages=made.verified.packages)
 
 
-_FILES_SHOWN = 5
-_TRITONS = {"triton", "triton-ascend"}
-# Packages whose files are never edited by hand; published images do patch vllm, transformers, ray and verl.
-_UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
-_FILE = re.compile(r"[\w+-]+\.so\b|No module named")
-_MODULE = re.compile(r"No module named '([\w.]+)'")
-_TOOLS = {"pip", "setuptools", "wheel"}  # never edited either, and needed for any fix
-_SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
-
-
 @given(lambda context: context.facts.python.files.value, "no-python")
 def _files(context: Context, files: Files) -> CheckResult:
     """Recorded files of a distribution that are missing or empty.
@@ -283,9 +246,8 @@ def _files(context: Context, files: Files) -> CheckResult:
         return ok("python.files-ok", count=files.looked)
     evidence = _lines((*files.missing, *spared), "missing") + _lines(files.emptied, "empty")
     names = tuple(dict.fromkeys(item.owner for item in bad))
-    verdict = fail if _gone(context) else warn
-    fix = restore(context, names)
-    return verdict("python.files-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_FILES_SHOWN])
+    verdict, fix = fail if _gone(context) else warn, restore(context, names)
+    return verdict("python.files-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _gone(context: Context) -> list[Owned]:
@@ -324,9 +286,7 @@ def _damage(
 ) -> CheckResult:
     """The result for damaged files, whose packages are installed again."""
     names = tuple(item.owner for item in items)
-    return make(
-        says, *_lines(items, how), fix=restore(context, names), count=_sum(items), packages=names[:_FILES_SHOWN]
-    )
+    return make(says, *_lines(items, how), fix=restore(context, names), count=_sum(items), packages=names[:_SHOWN])
 
 
 def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
@@ -359,7 +319,7 @@ def _as_recorded(hashes: Hashes) -> CheckResult:
     names = tuple(item.owner for item in hashes.altered)
     name, edited = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited", _sum(hashes.altered)
     shown = _lines(hashes.altered, "of other content")
-    return ok(name, *shown, count=hashes.looked, edited=edited, packages=names[:_FILES_SHOWN])
+    return ok(name, *shown, count=hashes.looked, edited=edited, packages=names[:_SHOWN])
 
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
@@ -385,7 +345,7 @@ def cause_of(context: Context, found: Import) -> str | None:
     """
     last = found.innermost
     for check, item in damaged(context):
-        libraries = "|".join(map(re.escape, libraries_of(item)))
+        libraries = "|".join(map(re.escape, _libraries_of(item)))
         if (libraries and re.search(rf"(?<![\w.-])(?:{libraries})(?![\w.-])", last)) or _is_part(last, item):
             return check
     if _is_about_a_file(found):
@@ -413,10 +373,10 @@ def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
 
 def cause_of_library(context: Context, library: str) -> str | None:
     """The id of the check that reports a damaged library of a package; None if it is intact or of no package."""
-    return next((check for check, item in damaged(context) if library in libraries_of(item)), None)
+    return next((check for check, item in damaged(context) if library in _libraries_of(item)), None)
 
 
-def libraries_of(item: Owned) -> set[str]:
+def _libraries_of(item: Owned) -> set[str]:
     """The names of its damaged libraries."""
     return {path.split(" (")[0].rpartition("/")[2] for path in item.examples[: item.native]}
 
@@ -443,8 +403,21 @@ def _built_on(context: Context, module: str) -> set[str]:
     return found
 
 
+_FOLDERS = ("python.interpreter", "python.packages")
 _RECORDS = ("python.interpreter", "python.files")
-FILES = (
+_VERSION = "matrix torch_npu: wheels that exist; Ascend/pytorch#38"
+_ABI = "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide"
+CHECKS = (
+    Check("python.found", (), "PATH, VIRTUAL_ENV, CONDA_PREFIX, --python; pyvenv.cfg", _found, required_for=FRAMEWORKS),
+    Check("python.version", ("python.interpreter",), _VERSION, _supported, required_for=FRAMEWORKS),
+    Check("python.active", ("environment",), "PATH, VIRTUAL_ENV, CONDA_PREFIX", _active),
+    Check("python.readable", _FOLDERS, "the folders of sys.path", _readable),
+    Check("python.metadata", _FOLDERS, "METADATA and RECORD of each distribution", _metadata),
+    Check("python.leftovers", _FOLDERS, "pip's own names for what it is removing (~NAME)", _leftovers),
+    Check("python.editable", _FOLDERS, "direct_url.json and .pth files", _editable),
+    Check("python.shadowed", _FOLDERS, "Ascend/pytorch#24; vllm-project/vllm-ascend#5497", _shadowed),
+    Check("python.user-site", _FOLDERS, "Python documentation, module site: ENABLE_USER_SITE", _user_site),
+    Check("python.abi", _FOLDERS, _ABI, _abi),
     Check("python.made", ("python.made",), "npuenv: what it writes down when it installs", _made),
     Check("python.files", _RECORDS, "RECORD of the installed distributions", _files),
     Check("python.altered", _RECORDS, "sizes in RECORD", _altered),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import os.path
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.npu.boards import has_sign_of_cards
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.python import Import
-
-    _Lines = tuple[Evidence, ...]
-    from npuenv.facts.python import Python
+    from npuenv.facts.python import Import, Python
     from npuenv.facts.python.packages import Elf, MissingLibrary
 
+    _Lines = tuple[Evidence, ...]
 
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open")
@@ -52,6 +50,12 @@ _NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray faile
 _TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
 _TWO = re.compile("Two accelerators cannot be used")
 _SHELL = re.compile(r"is an empty shell|\(unknown location\)")
+_SHOWN = 5
+_TRITONS = {"triton", "triton-ascend"}
+# Every image has these at two locations, the system's and its own; it does not matter which one is used.
+_TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
+_OF_TORCH = {"torch", "torch-npu"}  # these define the symbols
+_SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
 def _torch(context: Context) -> CheckResult:
@@ -83,8 +87,7 @@ def _is_autoload(torch: Import | None) -> bool:
 
 def _is_same(one: Import | None, other: Import | None) -> bool:
     """Whether two imports fail by the same first error."""
-    both = one is not None and other is not None and not one.is_ok and not other.is_ok
-    return both and one is not None and other is not None and one.innermost == other.innermost
+    return bool(one and other and not (one.is_ok or other.is_ok) and one.innermost == other.innermost)
 
 
 def _other(module: str, context: Context) -> CheckResult:
@@ -150,8 +153,8 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
 
 
 def _by_library(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
-    library, fix = match[1], library_fix(context, match[1])
-    cause = cause_of_missing(context, library)
+    library, fix = match[1], _library_fix(context, match[1])
+    cause = _cause_of_missing(context, library)
     if cause is not None:
         return skip("python.import-because", module=found.module, cause=cause)
     elf = context.facts.python.elf.value
@@ -162,7 +165,7 @@ def _by_library(context: Context, found: Import, match: re.Match[str], evidence:
     return fail("python.import-library", *evidence, fix=fix, **says)
 
 
-def cause_of_missing(context: Context, library: str) -> str | None:
+def _cause_of_missing(context: Context, library: str) -> str | None:
     """The id of the check that reports why the loader does not find a library; None if there is none."""
     from npuenv.checks.cann import session, toolkit  # these modules import files of this folder
 
@@ -201,7 +204,7 @@ def _by_shadow(context: Context, found: Import, match: re.Match[str], evidence: 
     return fail("python.import-shadow", *shown, fix=fix, module=found.module, symbol=match[2], path=library.path)
 
 
-def _by_symbol(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
+def _by_symbol(_: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     file, symbol = match.groups()
     kind = "nnal" if "3atb" in symbol else "abi" if symbol.startswith(("_Py", "Py")) else "torch"
     is_torch = re.match(r"_ZN[KV]?(3c10|2at|5torch|7c10_npu|6at_npu)", symbol)
@@ -210,7 +213,7 @@ def _by_symbol(context: Context, found: Import, match: re.Match[str], evidence: 
 
 
 def _by_module(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
-    name = match.group(1)
+    name = match[1]
     top = name.split(".")[0]
     if top == found.module:
         return fail("python.import-part", *evidence, fix=_again(context, found.module), module=found.module, part=name)
@@ -257,12 +260,11 @@ def _owner(context: Context, module: str) -> str:
 
 def _again(context: Context, module: str) -> Fix:
     name = module.replace("_", "-")
-    version = context.version(name)
-    requirement = f"{name}=={version}" if version else name
+    requirement = f"{name}=={version}" if (version := context.version(name)) else name
     return safe_install(context, "python.reinstall", requirement, options=("--force-reinstall", "--no-deps"))
 
 
-def library_fix(context: Context, library: str) -> Fix:
+def _library_fix(context: Context, library: str) -> Fix:
     """The fix for a missing library that no installed package provides: the driver, NNAL, CANN, or none of them.
 
     An installed CANN is sourced, a missing one installed.
@@ -274,49 +276,13 @@ def library_fix(context: Context, library: str) -> Fix:
             path = ":".join((*folders, *((present,) if present else ())))
             return fix_for("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
         return fix_for("python.driver-mount" if context.in_container else "python.driver-install")
-    cann = context.cann
     if library.startswith(_OF_NNAL):
         return fix_for("python.nnal")
-    is_of_others = not _OF_CANN.match(library) and (not context.is_for_npu or library.startswith(_OF_OTHERS))
-    if is_of_others:
+    if not _OF_CANN.match(library) and (not context.is_for_npu or library.startswith(_OF_OTHERS)):
         return fix_for("python.library-of-others", library=library)
-    if cann is not None and cann.set_env:
-        return fix_for("python.source", ("source", cann.set_env))
+    if context.cann is not None and context.cann.set_env:
+        return fix_for("python.source", ("source", context.cann.set_env))
     return fix_for("python.cann-install", resolve_here(context))
-
-
-_TORCH, _TORCH_NPU, _IMPORTS = (
-    ("python.interpreter", fact) for fact in ("python.import_torch", "python.import_torch_npu", "python.imports")
-)
-_SOURCES = {
-    "numpy": "numpy C-extension import error after a mixed upgrade: an Ascend RL environment guide, pitfall 2",
-    "pyarrow": "measured: pyarrow 26.0.1 with numpy 1.26.4",
-    "tensordict": "an Ascend RL environment guide, pitfall 4: undefined symbol PyThreadState_GetUnchecked",
-    "transformers": "vllm-project/vllm-ascend#2046; huggingface/transformers#36696",
-    "ray": "an Ascend RL environment guide, pitfall 3: No module named 'rpds.rpds'; ray-project/ray#56747",
-    "torchvision": "vllm-project/vllm-ascend#477 (operator torchvision::nms does not exist)",
-    "torchaudio": "vllm-project/vllm-ascend#477",
-    "triton": "triton-lang/triton-ascend#306",
-    "vllm": "vllm-project/vllm-ascend#5497",
-    "vllm_ascend": "vllm-project/vllm-ascend#1249",
-    "verl": "verl-project/verl docs/ascend_tutorial/faq/faq.rst",
-}
-CHECKS = (
-    Check("python.torch-imports", _TORCH, _MEASURED, _torch, level=1, required_for=FRAMEWORKS),
-    Check("python.torch-npu-imports", _TORCH_NPU, _MEASURED, _torch_npu, level=1, required_for=NPU_FRAMEWORKS),
-    *(
-        Check(f"python.{name.replace('_', '-')}-imports", _IMPORTS, source, functools.partial(_other, name), level=1)
-        for name, source in _SOURCES.items()
-    ),
-)
-
-
-_SHOWN = 5
-_TRITONS = {"triton", "triton-ascend"}
-# Every image has these at two locations, the system's and its own; it does not matter which one is used.
-_TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
-_OF_TORCH = {"torch", "torch-npu"}  # these define the symbols
-_SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
 @given(lambda context: context.python, "no-python")
@@ -374,23 +340,17 @@ def _libraries(context: Context, elf: Elf) -> CheckResult:
     if context.version("torch") is None and context.version("torch-npu") is not None:
         return skip("python.because", cause="python.torch-pair")
     first = next((each for each in missing if each.lies_in), missing[0])
-    damage = cause_of_library(context, first.library)
-    if damage is not None:
-        return skip("python.because", cause=damage)
     tried = (context.facts.python.import_torch_npu.value, context.facts.python.import_torch.value)
-    if any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried):
-        return skip("python.because", cause=cause_of_missing(context, first.library) or "python.torch-npu-imports")
-    cause = cause_of_missing(context, first.library)
-    if cause is not None:
-        return skip("python.because", cause=cause)
+    has_failed = any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried)
+    cause = cause_of_library(context, first.library) or _cause_of_missing(context, first.library)
+    if cause is not None or has_failed:
+        return skip("python.because", cause=cause or "python.torch-npu-imports")
     evidence = tuple(Evidence(each.path, f"needs {each.library}: {each.lies_in or 'not found'}") for each in missing)
-    module, others = _module(elf, first), tuple(dict.fromkeys(each.library for each in missing))
-    fix = library_fix(context, first.library)
+    says: dict[str, Any] = {"fix": _library_fix(context, first.library), "module": _module(first)}
     if first.lies_in:
-        return fail(
-            "python.libraries-off", *evidence, fix=fix, module=module, library=first.library, folder=first.lies_in
-        )
-    return fail("python.libraries-gone", *evidence, fix=fix, module=module, libraries=others[:_SHOWN])
+        return fail("python.libraries-off", *evidence, **says, library=first.library, folder=first.lies_in)
+    others = tuple(dict.fromkeys(each.library for each in missing))
+    return fail("python.libraries-gone", *evidence, **says, libraries=others[:_SHOWN])
 
 
 def _is_optional(missing: MissingLibrary) -> bool:
@@ -400,7 +360,7 @@ def _is_optional(missing: MissingLibrary) -> bool:
     return is_plugin or missing.library.startswith(_SYSTEM)
 
 
-def _module(elf: Elf, missing: MissingLibrary) -> str:
+def _module(missing: MissingLibrary) -> str:
     parts = missing.path.split("/")
     return parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else os.path.basename(missing.path)
 
@@ -426,24 +386,40 @@ def _symbols(context: Context, elf: Elf) -> CheckResult:
         return ok("python.symbols-ok", count=elf.looked)
     evidence = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
     names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.symbols))
-    torch, torch_npu = context.version("torch") or "-", context.version("torch-npu") or "-"
-    if not _is_pair(context):
+    torch, torch_npu = context.version("torch"), context.version("torch-npu")
+    if torch and torch_npu and torch.split(".")[:2] != torch_npu.split(".")[:2]:  # what is missing follows from that
         return skip("python.because", cause="python.torch-pair")
     cause = next((check for check, item in damaged(context) if item.native and item.owner in _OF_TORCH), None)
     if cause is not None:
         return skip("python.because", cause=cause)
-    args = {"files": names[:_SHOWN], "torch": torch, "torch_npu": torch_npu}
+    args = {"files": names[:_SHOWN], "torch": torch or "-", "torch_npu": torch_npu or "-"}
     return fail("python.symbols-fail", *evidence, fix="python.symbol-torch", **args)
 
 
-def _is_pair(context: Context) -> bool:
-    """Whether torch and torch_npu match; if they do not, missing symbols are a consequence."""
-    torch, torch_npu = context.version("torch"), context.version("torch-npu")
-    if torch is None or torch_npu is None:
-        return True
-    return torch.split(".")[:2] == torch_npu.split(".")[:2]
-
-
+_TORCH, _TORCH_NPU, _IMPORTS = (
+    ("python.interpreter", fact) for fact in ("python.import_torch", "python.import_torch_npu", "python.imports")
+)
+_SOURCES = {
+    "numpy": "numpy C-extension import error after a mixed upgrade: an Ascend RL environment guide, pitfall 2",
+    "pyarrow": "measured: pyarrow 26.0.1 with numpy 1.26.4",
+    "tensordict": "an Ascend RL environment guide, pitfall 4: undefined symbol PyThreadState_GetUnchecked",
+    "transformers": "vllm-project/vllm-ascend#2046; huggingface/transformers#36696",
+    "ray": "an Ascend RL environment guide, pitfall 3: No module named 'rpds.rpds'; ray-project/ray#56747",
+    "torchvision": "vllm-project/vllm-ascend#477 (operator torchvision::nms does not exist)",
+    "torchaudio": "vllm-project/vllm-ascend#477",
+    "triton": "triton-lang/triton-ascend#306",
+    "vllm": "vllm-project/vllm-ascend#5497",
+    "vllm_ascend": "vllm-project/vllm-ascend#1249",
+    "verl": "verl-project/verl docs/ascend_tutorial/faq/faq.rst",
+}
+CHECKS = (
+    Check("python.torch-imports", _TORCH, _MEASURED, _torch, level=1, required_for=FRAMEWORKS),
+    Check("python.torch-npu-imports", _TORCH_NPU, _MEASURED, _torch_npu, level=1, required_for=NPU_FRAMEWORKS),
+    *(
+        Check(f"python.{name.replace('_', '-')}-imports", _IMPORTS, source, functools.partial(_other, name), level=1)
+        for name, source in _SOURCES.items()
+    ),
+)
 _LOADER = "npuenv reads the extension modules as the loader does (ld.so(8))"
 _MACHINE = "ELF headers: a folder of packages copied from a machine of the other architecture"
 _SYMBOLS = f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183"

@@ -24,8 +24,6 @@ CORE = frozenset(
     "torch torch-npu torchvision torchaudio vllm vllm-ascend triton-ascend triton ray tensordict"  # noqa: SIM905
     " transformers numpy pyarrow verl mindspeed accelerate".split()
 )
-
-
 # Without a version these install the newest torch, on x86_64 with CUDA.
 _BRINGS_TORCH = frozenset({"torch-npu", "torchvision", "torchaudio", "vllm-ascend"})
 
@@ -83,9 +81,9 @@ def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
     return (executable, "-m", "pip", verb, *(("-y",) if verb == "uninstall" else ()), *words)
 
 
-def reinstall(context: Context, *requirements: str) -> Fix:
+def reinstall(context: Context, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
     """Reinstalls these packages."""
-    command = pip(context, "install", *requirements)
+    command = pip(context, "install", *options, *requirements)
     return fix_for("python.reinstall", command, requirement=" ".join(requirements))
 
 
@@ -112,9 +110,8 @@ def restore(context: Context, names: Iterable[str]) -> Fix:
 def torch_fix(context: Context, version: str, *others: str) -> Fix:
     """Installs torch without CUDA: the `+cpu` build from its own index; the default index has gigabytes of CUDA."""
     row = context.matrix.index_row("pytorch-cpu")
-    words = (f"torch=={release(version)}+cpu", *others)
-    more = ("--extra-index-url", row.url) if row is not None else ()
-    return fix_for("python.reinstall", pip(context, "install", *more, *words), requirement=" ".join(words))
+    options = ("--extra-index-url", row.url) if row is not None else ()
+    return reinstall(context, f"torch=={release(version)}+cpu", *others, options=options)
 
 
 def safe_install(context: Context, name: str, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
@@ -139,10 +136,9 @@ def safe_install(context: Context, name: str, *requirements: str, options: tuple
             return fix_for("python.whole", install_here(context))
         named["torch"] = f"torch=={version}+cpu"
         options = (*options, "--extra-index-url", row.url)
-    command = pip(context, "install", *options, *named.values())
-    if name != "python.reinstall":
-        return fix_for(name, command)
-    return fix_for(name, command, requirement=" ".join(named.values()))
+    if name == "python.reinstall":
+        return reinstall(context, *named.values(), options=options)
+    return fix_for(name, pip(context, "install", *options, *named.values()))
 
 
 def _torch_version(context: Context, spec: str) -> str | None:
@@ -158,7 +154,7 @@ def _torch_version(context: Context, spec: str) -> str | None:
     return version if not spec or accepts(spec, version) else None
 
 
-def meant_for(context: Context) -> str:
+def _meant_for(context: Context) -> str:
     """The framework for --for in npuenv commands: the given one, else judged by packages or cards."""
     if context.framework is not None:
         return context.framework
@@ -170,13 +166,13 @@ def meant_for(context: Context) -> str:
 
 def install_here(context: Context) -> tuple[str, ...]:
     """The command that installs a complete set for this machine."""
-    name = meant_for(context)
+    name = _meant_for(context)
     return ("npuenv", "install", *(("--host", "this") if name != "cpu" else ()), "--for", name)
 
 
 def resolve_here(context: Context) -> tuple[str, ...]:
     """The command that resolves the versions for this machine."""
-    name = meant_for(context)
+    name = _meant_for(context)
     return ("npuenv", "resolve", "--host", "this", "--for", name if name != "cpu" else "torch-npu")
 
 

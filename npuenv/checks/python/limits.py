@@ -6,20 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from npuenv.checks.base import (
-    FRAMEWORKS,
-    NPU_FRAMEWORKS,
-    Check,
-    fail,
-    fix_for,
-    given,
-    message,
-    numbers_in,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, message, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
@@ -65,6 +52,13 @@ _SIGNS = {
     "vllm-ascend": ("vllm-ascend", "vllm", "torch-npu"),
     "cpu": ("torch",),
 }
+_SHOWN = 5
+# Needed by CUDA builds only; vllm's and others' metadata require it on every platform.
+_FOR_CUDA = re.compile(
+    r"nvidia-.+|cuda-.+|cupy.*|xformers|flashinfer.*|flash-attn.*|triton|pytorch-triton.*|fastsafetensors|.+-cu1\d"
+)
+# Pairs with checks of their own, which give better advice.
+_JUDGED = {"torch-npu": {"torch"}, "torchvision": {"torch"}, "torchaudio": {"torch"}, "triton-ascend": {"triton"}}
 
 
 def missing_parts(context: Context) -> tuple[str, ...]:
@@ -113,15 +107,6 @@ def _install(context: Context, missing: tuple[str, ...]) -> Fix:
     found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
     words = (f"{name}=={version}" if version else name for name, version in found.items())
     return fix_for("python.parts", pip(context, "install", *words))
-
-
-_SHOWN = 5
-# Needed by CUDA builds only; vllm's and others' metadata require it on every platform.
-_FOR_CUDA = re.compile(
-    r"nvidia-.+|cuda-.+|cupy.*|xformers|flashinfer.*|flash-attn.*|triton|pytorch-triton.*|fastsafetensors|.+-cu1\d"
-)
-# Pairs with checks of their own, which give better advice.
-_JUDGED = {"torch-npu": {"torch"}, "torchvision": {"torch"}, "torchaudio": {"torch"}, "triton-ascend": {"triton"}}
 
 
 class _Unmet(NamedTuple):
@@ -191,7 +176,7 @@ def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
     if row is not None and row.requirement("transformers") and "transformers" in specs:
         specs["transformers"][row.requirement("transformers")] = None
     for name, bounds in specs.items():
-        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=numbers_in)
+        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=versions.numbers_in)
         kept = [each for each in bounds if each and each not in below[1:]]
         yield f"{name}{','.join(kept)}"
 
@@ -210,9 +195,8 @@ def _requirements(context: Context) -> CheckResult:
         return skip("no-python")
     unmet = [item for owner, texts in packages.requires.items() for item in _unmet(python, owner, texts)]
     unmet = [item for item in unmet if not _is_elsewhere(context, item)]
-    if unmet:
-        recipes = _like_this(context)
-        unmet = [item for item in unmet if not _is_overruled(context, item, recipes)]
+    recipes = _like_this(context) if unmet else []
+    unmet = [item for item in unmet if not _is_overruled(context, item, recipes)]
     if not unmet:
         return ok("python.requirements-ok", count=len(packages.requires))
     unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
@@ -247,17 +231,7 @@ def _applies(marker: str, version: str, machine: str) -> bool:
         return True
     from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 
-    environment = {
-        "extra": "",
-        "implementation_name": "cpython",
-        "os_name": "posix",
-        "platform_machine": machine,
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": version,
-        "python_version": ".".join(version.split(".")[:2]),
-        "sys_platform": "linux",
-    }
+    environment = versions.marker_environment(machine, ".".join(version.split(".")[:2]), version)
     try:
         return Marker(marker).evaluate(environment)
     except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName):
@@ -366,11 +340,12 @@ def _unsupported(context: Context) -> CheckResult:
     return warn("python.unsupported-warn", *evidence, fix=fix, packages=tuple(found))
 
 
-def _stack(context: Context) -> CheckResult:
+@given(lambda context: context.python, "no-python")
+def _stack(context: Context, python: Python) -> CheckResult:
     """The installed versions against the pins of the given stack."""
-    stack, python = context.stack, context.python
-    if stack is None or python is None:
-        return skip("python.no-stack" if python is not None else "no-python")
+    stack = context.stack
+    if stack is None:
+        return skip("python.no-stack")
     pins = [pin for pin in stack.pins if pin.is_python and pin.name != "python"]
     gaps = [(pin, python.distributions.get(pin.name)) for pin in pins]
     wrong = [(pin, has) for pin, has in gaps if has is None or accepts(f"=={public(pin.version)}", has) is False]
@@ -394,6 +369,16 @@ def _mindspeed(context: Context) -> CheckResult:
     return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix="python.mindspeed", mindspeed=has)
 
 
+@given(lambda context: context.version("ray"), "python.no-ray")
+def _ray(context: Context, ray: str) -> CheckResult:
+    """Reported only if the session's variables name several nodes: a single one needs no token."""
+    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in context.environment
+    if versions.accepts(">=2.59", ray) and not is_decided and context.spans_nodes:
+        fix = fix_for("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
+        return warn("python.ray-token", *lines(context, "ray"), fix=fix, ray=ray)
+    return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
+
+
 _FRAMEWORK_PARTS = (
     "verl 0.9.1 metadata, verl/trainer/main_ppo.py; alibaba/ROLL requirements_common.txt; vllm-ascend metadata"
 )
@@ -409,19 +394,5 @@ CHECKS = (
     Check("python.stack", ("python.interpreter",), "the pins of the stack that is judged", _stack),
     Check("python.mindspeed", ("python.interpreter",), _MINDSPEED, _mindspeed),
 )
-
-
-def _ray(context: Context) -> CheckResult:
-    """Reported only if the session's variables name several nodes: a single one needs no token."""
-    ray = context.version("ray")
-    if ray is None:
-        return skip("python.no-ray")
-    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in context.environment
-    if versions.accepts(">=2.59", ray) and not is_decided and context.spans_nodes:
-        fix = fix_for("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
-        return warn("python.ray-token", *lines(context, "ray"), fix=fix, ray=ray)
-    return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
-
-
 _RAY_TOKEN = "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token"
 RAY_TOKEN = (Check("python.ray-token", ("python.interpreter",), _RAY_TOKEN, _ray),)

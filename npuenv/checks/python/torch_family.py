@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     is_for_gpus,
     lines,
@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 
 _PTA = "Ascend/pytorch COMPATIBILITY.en.md"
 _CUDA = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime|nccl)(-cu\d+)?")
+# From here on triton-ascend requires triton and still contains all of its files: both together are only worth a warning
+# (triton-lang/triton-ascend pull request 395).
+_COEXISTS = "3.2.1"
+_NO_TRITON = "310p"
+_TRITONS = {"triton", "triton-ascend"}
 
 
 def torch_pair(context: Context) -> CheckResult:
     torch, torch_npu = context.version("torch"), context.version("torch-npu")
-    if torch is None or torch_npu is None:
-        if torch_npu is None:
-            return skip("no-torch-npu")
+    if torch_npu is None:
+        return skip("no-torch-npu")
+    if torch is None:
         return fail("python.torch-pair-no-torch", fix=torch_fix(context, release(torch_npu)), torch_npu=torch_npu)
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
     wanted = row.torch if row is not None else release(torch_npu)
@@ -109,8 +114,7 @@ def _companions(context: Context) -> CheckResult:
     if not wrong:
         return ok("python.companions-ok", *evidence, torch=torch)
     needs = tuple(f"{name}=={wanted[name]}" for name in wrong)
-    fix = fix_for("python.reinstall", pip(context, "install", "--no-deps", *needs), requirement=" ".join(needs))
-    make = fail if "torchvision" in wrong else warn
+    fix, make = reinstall(context, *needs, options=("--no-deps",)), fail if "torchvision" in wrong else warn
     return make("python.companions-fail", *evidence, fix=fix, torch=torch, packages=needs)
 
 
@@ -131,25 +135,6 @@ def _build(context: Context) -> CheckResult:
     return ok("python.build-ok", *lines(context, "torch"), torch=torch)
 
 
-_WITH_CANN = ("python.interpreter", "cann.toolkit")
-_TORCH_BUILD = (
-    "torch's wheels: CUDA builds on x86_64, and on aarch64 from 2.11 on; torch_npu's x86_64 wheels ask for +cpu"
-)
-TORCH = (
-    Check("python.torch-pair", ("python.interpreter",), _PTA, torch_pair, required_for=NPU_FRAMEWORKS),
-    Check("python.torch-npu-cann", _WITH_CANN, _PTA, torch_npu_cann, required_for=NPU_FRAMEWORKS),
-    Check("python.torch-build", ("python.interpreter",), _TORCH_BUILD, _build),
-    Check("python.torchvision", ("python.interpreter",), "matrix companions", _companions),
-)
-
-
-# From here on triton-ascend requires triton and still contains all of its files: both together are only worth a warning
-# (triton-lang/triton-ascend pull request 395).
-_COEXISTS = "3.2.1"
-_NO_TRITON = "310p"
-_TRITONS = {"triton", "triton-ascend"}
-
-
 def triton(context: Context) -> CheckResult:
     """Triton and triton-ascend own the same files; the last one installed wins, and it has to be triton-ascend."""
     python = context.python
@@ -160,11 +145,8 @@ def triton(context: Context) -> CheckResult:
         fix = fix_for("python.triton-alone", pip(context, "uninstall", "triton"), resolve_here(context))
         return warn("python.triton-alone", *lines(context, "triton", "torch-npu"), fix=fix, triton=plain)
     evidence = lines(context, "triton", "triton-ascend")
-    fix = fix_for(
-        "python.triton",
-        pip(context, "uninstall", "triton", "triton-ascend"),
-        pip(context, "install", f"triton-ascend=={ascend}"),
-    )
+    remove, install = pip(context, "uninstall", "triton", "triton-ascend"), f"triton-ascend=={ascend}"
+    fix = fix_for("python.triton", remove, pip(context, "install", install))
     coexist = versions.accepts(f">={_COEXISTS}", ascend)
     if "ascend" not in python.triton_backends or _won(python) == "triton":
         return fail("python.triton-overwritten", *evidence, fix=fix, backends=python.triton_backends or ("-",))
@@ -204,10 +186,8 @@ def _won(python: Python) -> str:
     return ""
 
 
-def _chip(context: Context) -> CheckResult:
-    ascend = context.version("triton-ascend")
-    if ascend is None:
-        return skip("no-triton-ascend")
+@given(lambda context: context.version("triton-ascend"), "no-triton-ascend")
+def _chip(context: Context, ascend: str) -> CheckResult:
     chips = context.chip_generations
     if not chips:
         return skip("python.vllm-chip-skip")
@@ -218,6 +198,16 @@ def _chip(context: Context) -> CheckResult:
     return warn("python.triton-chip-warn", *evidence, fix=fix, ascend=ascend, chip=chips[_NO_TRITON])
 
 
+_WITH_CANN = ("python.interpreter", "cann.toolkit")
+_TORCH_BUILD = (
+    "torch's wheels: CUDA builds on x86_64, and on aarch64 from 2.11 on; torch_npu's x86_64 wheels ask for +cpu"
+)
+TORCH = (
+    Check("python.torch-pair", ("python.interpreter",), _PTA, torch_pair, required_for=NPU_FRAMEWORKS),
+    Check("python.torch-npu-cann", _WITH_CANN, _PTA, torch_npu_cann, required_for=NPU_FRAMEWORKS),
+    Check("python.torch-build", ("python.interpreter",), _TORCH_BUILD, _build),
+    Check("python.torchvision", ("python.interpreter",), "matrix companions", _companions),
+)
 _TRITON = "triton-lang/triton-ascend README.md, #306; verl install script; vllm-project/vllm-ascend#7359"
 _TRITON_CHIP = "vllm-project/vllm-ascend docs/source/installation.md: no Triton on 310P"
 CHECKS = (

@@ -164,9 +164,8 @@ def _needs(context: Context) -> CheckResult:
         return skip("python.because", cause="python.vllm-pair")
     unmet = {name: spec for name in _NEEDS if (spec := row.requirement(name)) and _lacks(context, row, name, spec)}
     for name in list(unmet):
-        verdicts = [judge(context).status for judge in _ELSEWHERE.get(name, ())]
-        is_too_new = name == "transformers" and _is_too_new(context, row)
-        if is_too_new or Status.FAIL in verdicts or Status.WARN in verdicts:
+        is_told = any(judge(context).status in (Status.FAIL, Status.WARN) for judge in _ELSEWHERE.get(name, ()))
+        if is_told or (name == "transformers" and _is_too_new(context, row)):
             del unmet[name]
     if not unmet:
         return ok("python.vllm-needs-ok", ascend=ascend)

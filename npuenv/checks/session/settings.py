@@ -5,89 +5,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import (
-    Check,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    of_variable,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import Check, card_check, fail, fix_for, given, of_variable, ok, skip, unknown, warn
 from npuenv.checks.session import variables
-from npuenv.checks.session.variables import hccl_values
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
+if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
+    from npuenv.resolve.types import Stack
+
 # The variables that a capture stores; others are unknown.
 _RECORDED = re.compile(r"(VLLM|HCCL|RAY|OMP|ASCEND|PYTORCH|TORCH|TASK|NPU)_\w+")
-
-
-def _stack_cann(context: Context) -> CheckResult:
-    """A CANN of another release than the stack's was not published with it; another patch gives a warning."""
-    pin = context.stack.pin("cann") if context.stack else None
-    cann = context.cann
-    if context.stack is None or pin is None or cann is None:
-        return skip("stack.none" if context.stack is None else "stack.no-cann")
-    evidence = (*context.facts.cann.toolkit.evidence, Evidence(context.stack.name, f"CANN {pin.version}"))
-    args: dict[str, Any] = {"stack": context.stack.name, "wanted": pin.version, "has": cann.version}
-    try:
-        has, wanted = versions.cann(cann.version), versions.cann(pin.version)
-    except BadInput:
-        return unknown("stack.cann-unread", *evidence, **args)
-    if has == wanted:
-        return ok("stack.cann-ok", *evidence, **args)
-    fix = fix_for("stack.cann", ("npuenv", "resolve", context.stack.name, "--cann", cann.version), **args)
-    verdict = warn if has.series == wanted.series else fail
-    return verdict("stack.cann-differs", *evidence, fix=fix, **args)
-
-
-def _stack_python(context: Context) -> CheckResult:
-    """The wheels of a stack are for one Python."""
-    python = context.python
-    if context.stack is None or python is None:
-        return skip("stack.none" if context.stack is None else "no-python")
-    wanted, has = context.stack.platform.python, ".".join(python.version.split(".")[:2])
-    args = {"stack": context.stack.name, "wanted": wanted, "has": has}
-    if has == wanted:
-        return ok("stack.python-ok", **args)
-    return fail("stack.python-differs", fix=fix_for("stack.python", ("npuenv", "install", context.stack.name)), **args)
-
-
-def _stack_settings(context: Context) -> CheckResult:
-    """The variables that the stack is published with, except those that its environment's activation script sets."""
-    environment = context.environment
-    wanted = {
-        name: value for name, value in (context.stack.env if context.stack else {}).items() if _RECORDED.fullmatch(name)
-    }
-    if context.stack is None or not wanted:
-        return skip("stack.none" if context.stack is None else "stack.no-settings")
-    wrong = {name: value for name, value in wanted.items() if environment.get(name) != value}
-    if not wrong:
-        return ok("stack.settings-ok", stack=context.stack.name, count=len(wanted))
-    evidence = tuple(
-        Evidence(f"${name}", f"{environment.get(name, '-')}, {context.stack.name}: {wrong[name]}") for name in wrong
-    )
-    fix = fix_for("stack.settings", *(("export", f"{name}={value}") for name, value in wrong.items()))
-    return warn("stack.settings-differ", *evidence, fix=fix, stack=context.stack.name, names=tuple(wrong))
-
-
-_STACK_SOURCE = "matrix: the named stack's recipe, with its own sources"
-STACK = (
-    card_check("stack.cann", ("cann.toolkit",), _STACK_SOURCE, _stack_cann),
-    Check("stack.python", ("python.interpreter",), _STACK_SOURCE, _stack_python),
-    Check("stack.settings", ("environment",), _STACK_SOURCE, _stack_settings),
-)
-
-
-_DOCS = "hicann/hccl docs/zh/user_guide/hccl_env/{}.md"
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
 _MODES = {
     "a2": ("HOST", "HOST_TS", "AI_CPU", "AIV"),
@@ -95,13 +26,71 @@ _MODES = {
     "950": ("AI_CPU", "AICPU_TS", "AIV", "CCU_MS", "CCU_SCHED"),
     "310p": ("HOST", "AI_CPU"),
 }
+# Variable, the values that mean debugging; its documentation states the cost.
+_DEBUGGING = (
+    ("ASCEND_GLOBAL_LOG_LEVEL", ("0",)),
+    ("ASCEND_SLOG_PRINT_TO_STDOUT", ("1",)),
+    ("PYTORCH_NO_NPU_MEMORY_CACHING", ("1",)),
+    ("HCCL_DIAGNOSE_ENABLE", ("1",)),
+    ("HCCL_ENTRY_LOG_ENABLE", ("1",)),
+)
+_SITE = re.compile(r"/python(?P<version>[0-9]+\.[0-9]+)/(?:site|dist)-packages(?:/|$)")
+
+
+@given(lambda context: context.stack, "stack.none")
+def _stack_cann(context: Context, stack: Stack) -> CheckResult:
+    """A CANN of another release than the stack's was not published with it; another patch gives a warning."""
+    pin, cann = stack.pin("cann"), context.cann
+    if pin is None or cann is None:
+        return skip("stack.no-cann")
+    evidence = (*context.facts.cann.toolkit.evidence, Evidence(stack.name, f"CANN {pin.version}"))
+    args: dict[str, Any] = {"stack": stack.name, "wanted": pin.version, "has": cann.version}
+    try:
+        has, wanted = versions.cann(cann.version), versions.cann(pin.version)
+    except BadInput:
+        return unknown("stack.cann-unread", *evidence, **args)
+    if has == wanted:
+        return ok("stack.cann-ok", *evidence, **args)
+    fix = fix_for("stack.cann", ("npuenv", "resolve", stack.name, "--cann", cann.version), **args)
+    verdict = warn if has.series == wanted.series else fail
+    return verdict("stack.cann-differs", *evidence, fix=fix, **args)
+
+
+@given(lambda context: context.stack, "stack.none")
+def _stack_python(context: Context, stack: Stack) -> CheckResult:
+    """The wheels of a stack are for one Python."""
+    if context.python is None:
+        return skip("no-python")
+    wanted, has = stack.platform.python, ".".join(context.python.version.split(".")[:2])
+    args = {"stack": stack.name, "wanted": wanted, "has": has}
+    if has == wanted:
+        return ok("stack.python-ok", **args)
+    return fail("stack.python-differs", fix=fix_for("stack.python", ("npuenv", "install", stack.name)), **args)
+
+
+@given(lambda context: context.stack, "stack.none")
+def _stack_settings(context: Context, stack: Stack) -> CheckResult:
+    """The variables that the stack is published with, except those that its environment's activation script sets."""
+    has = context.environment
+    wanted = {name: value for name, value in stack.env.items() if _RECORDED.fullmatch(name)}
+    if not wanted:
+        return skip("stack.no-settings")
+    wrong = {name: value for name, value in wanted.items() if has.get(name) != value}
+    if not wrong:
+        return ok("stack.settings-ok", stack=stack.name, count=len(wanted))
+    lines = (Evidence(f"${name}", f"{has.get(name, '-')}, {stack.name}: {value}") for name, value in wrong.items())
+    fix = fix_for("stack.settings", *(("export", f"{name}={value}") for name, value in wrong.items()))
+    return warn("stack.settings-differ", *lines, fix=fix, stack=stack.name, names=tuple(wrong))
 
 
 def _hccl(context: Context) -> CheckResult:
-    """Values that HCCL refuses; then the timeout that AIV limits."""
-    wrong = hccl_values(context)
-    if wrong is not None:
-        return wrong
+    """Values that HCCL refuses (EI0001); then the timeout that AIV limits."""
+    wrong = variables.misread_values(context, "hccl")
+    if wrong:
+        row, value, _ = wrong[0]
+        is_in_bytes = len(wrong) == 1 and row.name == "HCCL_BUFFSIZE" and variables.is_number(value, row.most, 10**12)
+        verdict, name = (warn, "session.hccl-bytes") if is_in_bytes else (fail, "session.hccl-range")
+        return variables.misread_result(context, verdict, name, "session.hccl", wrong)
     timeout = context.setting("HCCL_EXEC_TIMEOUT")
     uses_aiv = context.setting("HCCL_OP_EXPANSION_MODE").upper() == "AIV"
     if uses_aiv and timeout and not 0 < float(timeout) <= _AIV_EXEC_TIMEOUT_S:
@@ -166,20 +155,6 @@ def _whitelist(context: Context, value: str) -> CheckResult | None:
         return None
     lines = map(context.line, ("HCCL_WHITELIST_DISABLE", "HCCL_WHITELIST_FILE"))
     return fail("session.whitelist-no-file", *lines)
-
-
-_EVENT_TIMEOUT = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md"
-
-
-# Variable, the values that mean debugging; its documentation states the cost.
-_DEBUGGING = (
-    ("ASCEND_GLOBAL_LOG_LEVEL", ("0",)),
-    ("ASCEND_SLOG_PRINT_TO_STDOUT", ("1",)),
-    ("PYTORCH_NO_NPU_MEMORY_CACHING", ("1",)),
-    ("HCCL_DIAGNOSE_ENABLE", ("1",)),
-    ("HCCL_ENTRY_LOG_ENABLE", ("1",)),
-)
-_SITE = re.compile(r"/python(?P<version>[0-9]+\.[0-9]+)/(?:site|dist)-packages(?:/|$)")
 
 
 def _proxy(context: Context) -> CheckResult:
@@ -262,12 +237,18 @@ def _python_path(context: Context) -> CheckResult:
     return fail("session.python-path-other", evidence, fix=fix, entry=entry, version=version, mine=mine)
 
 
+_STACK_SOURCE = "matrix: the named stack's recipe, with its own sources"
+_DOCS = "hicann/hccl docs/zh/user_guide/hccl_env/{}.md"
+_EVENT_TIMEOUT = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md"
 _LEFT_ON = (
     "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md"
 )
 _FILES = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md"
 _PYTHON_PATH = "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME"
 CHECKS = (
+    card_check("stack.cann", ("cann.toolkit",), _STACK_SOURCE, _stack_cann),
+    Check("stack.python", ("python.interpreter",), _STACK_SOURCE, _stack_python),
+    Check("stack.settings", ("environment",), _STACK_SOURCE, _stack_settings),
     Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
     card_check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface),
     *variables.TORCH_NPU,
@@ -278,7 +259,6 @@ CHECKS = (
     card_check("session.hccl-pair", (), f"{_DOCS.format('HCCL_DETERMINISTIC')}; HCCL_OP_RETRY_ENABLE.md", _undone),
     card_check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist),
     *variables.ABOVE,
-    *variables.TABLED,
     card_check("session.debugging", (), _LEFT_ON, _debugging),
     Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
     card_check("session.files", ("cann.named_files",), _FILES, _named_files),

@@ -13,7 +13,7 @@ from npuenv.checks.python.installed import accepts
 from npuenv.facts.hccn.tool import is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.matrix.rows import Variable
@@ -30,18 +30,12 @@ _ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
 _NO_CAPTURE_SINCE = "0.11.0"  # from here on vllm-ascend rejects graph capture with blocking launches (its PR 3574)
-
-
 _SWITCH = (re.compile(r"(?i)true|false"), "True, False")
-_NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 _MANY = 10**18
 # Key -> the accepted values, and their description. A value in brackets may contain commas and colons.
 _KEYS: dict[str, tuple[range | re.Pattern[str] | Callable[[str], bool], str]] = {
     "max_split_size_mb": (range(21, _MANY), "> 20"),
-    "garbage_collection_threshold": (
-        lambda text: _NUMBER.fullmatch(text) is not None and 0.0 < float(text) < 1.0,
-        "0.0 < x < 1.0",
-    ),
+    "garbage_collection_threshold": (lambda text: _is_decimal(text) and 0.0 < float(text) < 1.0, "0.0 < x < 1.0"),
     "expandable_segments": _SWITCH,
     "base_addr_aligned_kb": (range(17), "0..16"),
     "page_size": (re.compile("(?i)1gb?"), "1g"),
@@ -52,10 +46,7 @@ _KEYS: dict[str, tuple[range | re.Pattern[str] | Callable[[str], bool], str]] = 
     "pin_memory_expandable_segments": _SWITCH,
     "pinned_mem_register": _SWITCH,
     "large_segment_size_mb": (range(11, _MANY), "> 10"),
-    "per_process_memory_fraction": (
-        lambda text: _NUMBER.fullmatch(text) is not None and float(text) <= 1.0,
-        "0.0..1.0",
-    ),
+    "per_process_memory_fraction": (lambda text: _is_decimal(text) and float(text) <= 1.0, "0.0..1.0"),
     "throw_on_npumalloc_oom": _SWITCH,
     "pinned_max_round_threshold_mb": (range(1, _MANY), ">= 1"),
     "pinned_max_cached_size_mb": (range(1, _MANY), ">= 1"),
@@ -105,6 +96,10 @@ def _accepts(values: range | re.Pattern[str] | Callable[[str], bool], text: str)
     if isinstance(values, range):
         return text.isdigit() and int(text) in values
     return values.fullmatch(text) is not None if isinstance(values, re.Pattern) else values(text)
+
+
+def _is_decimal(text: str) -> bool:
+    return re.fullmatch(r"[0-9]*\.?[0-9]+", text) is not None
 
 
 def _is_on(settings: Mapping[str, str], key: str) -> bool:
@@ -187,22 +182,6 @@ def _saturation(context: Context, value: str) -> CheckResult | None:
 def _autoload(context: Context, value: str) -> CheckResult | None:
     """TORCH_DEVICE_BACKEND_AUTOLOAD=0 is for builds: at run time torch has no `npu` until torch_npu is imported."""
     return warn("session.autoload-off") if value == "0" and "torch-npu" in context.installed else None
-
-
-_SESSION_ALLOCATOR = f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py"
-_ALLOCATOR_TWICE = _DOCS.format("memory_management/PYTORCH_ALLOC_CONF")
-_TASK_QUEUE = f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}"
-_LAUNCH_BLOCKING = f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574"
-_AUTOLOAD = "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build"
-TORCH_NPU = (
-    card_check("session.allocator", (), _SESSION_ALLOCATOR, _allocator),
-    card_check("session.allocator-twice", ("python.interpreter",), _ALLOCATOR_TWICE, _allocator_twice),
-    card_check("session.task-queue", (), _TASK_QUEUE, _task_queue),
-    card_check("session.launch-blocking", ("python.interpreter",), _LAUNCH_BLOCKING, _blocking),
-    card_check("session.cpu-affinity", (), _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"), _affinity),
-    card_check("session.saturation", (), _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"), _saturation),
-    card_check("session.autoload", ("python.interpreter",), _AUTOLOAD, _autoload),
-)
 
 
 @of_variable("VLLM_ASCEND_ENABLE_NZ", "session.nz")
@@ -303,26 +282,6 @@ def _cuda_devices(context: Context, value: str) -> CheckResult | None:
     return warn("session.cuda-devices-lost", fix=fix_for("session.cuda-devices", *commands), value=value)
 
 
-_NZ = "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py"
-_VLLM_FORK = "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133"
-_DOCKER_DEVICES = "ray-project/ray#42030; Ascend Docker Runtime"
-_CUDA_DEVICES = "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES"
-_VLLM_ENGINE = "vllm-project/vllm-ascend#2728 (release note of 0.9.1)"
-_SOC_VERSION = "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION"
-ABOVE = (
-    card_check("session.nz", ("python.interpreter",), _NZ, _nz),
-    card_check("session.vllm-engine", ("python.interpreter",), _VLLM_ENGINE, _engine),
-    card_check("session.vllm-fork", ("python.interpreter",), _VLLM_FORK, _fork),
-    card_check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset),
-    Check("session.ranks", (), "alibaba/ROLL docs_roll ascend_npu_examples.md; torch.distributed env://", _ranks),
-    Check("session.omp-threads", (), "OpenMP 5.2 OMP_NUM_THREADS; gcc libgomp", _threads),
-    Check("session.hub", (), "huggingface_hub environment variables: HF_ENDPOINT", _hub),
-    card_check("session.docker-devices", ("machine.container",), _DOCKER_DEVICES, _docker_devices),
-    card_check("session.soc-version", (), _SOC_VERSION, _soc_version),
-    card_check("session.cuda-devices", (), _CUDA_DEVICES, _cuda_devices),
-)
-
-
 def misread(row: Variable, value: str, chip: str = "") -> str:
     """The accepted values, as in the variable's row, if `value` is not one of them; else "".
 
@@ -332,7 +291,7 @@ def misread(row: Variable, value: str, chip: str = "") -> str:
     if row.name == "HCCL_RDMA_TIMEOUT":
         least, most = _RDMA_TIMEOUT.get(chip, (least, most))
     judge: dict[str, Callable[[], bool]] = {
-        "number": lambda: _is_number(value, least, most) and int(value) % row.multiple == 0,
+        "number": lambda: is_number(value, least, most) and int(value) % row.multiple == 0,
         "decimal": lambda: re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", value) is not None and least <= float(value) <= most,
         "choice": lambda: value.casefold() in {item.casefold() for item in row.values},
         "ports": lambda: value == "auto" or all(map(_is_port, value.split(","))),
@@ -349,7 +308,8 @@ def misread(row: Variable, value: str, chip: str = "") -> str:
     return ", ".join(row.values) or row.example or usual[row.kind]
 
 
-def _is_number(text: str, least: int, most: int) -> bool:
+def is_number(text: str, least: int, most: int) -> bool:
+    """Whether it is a whole number within these limits."""
     return re.fullmatch(r"[0-9]{1,12}", text) is not None and least <= int(text) <= most
 
 
@@ -358,11 +318,11 @@ def _is_port(text: str) -> bool:
     return bool(ends) and all(1 <= port <= 65535 for port in ends) and ends == sorted(ends)
 
 
-def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable, str, str]]:
+def misread_values(context: Context, *readers: str) -> list[tuple[Variable, str, str]]:
     """(row, value, accepted values) of each variable of these readers with an invalid value."""
-    chip, wanted, found = context.generation, set(readers), []
-    for row in context.matrix.variables:
-        value = context.setting(row.name) if row.reader in wanted and row.kind != "any" else ""
+    chip, found = context.generation, []
+    for row in context.matrix.variables if _has_any(context) else ():
+        value = context.setting(row.name) if row.reader in readers and row.kind != "any" else ""
         takes = misread(row, value, chip) if value else ""
         if takes:
             found.append((row, value, takes))
@@ -378,28 +338,22 @@ def _has_any(context: Context) -> bool:
     )  # fmt: skip
 
 
-def hccl_values(context: Context) -> CheckResult | None:
-    """HCCL's variables with values that it refuses (EI0001); None if there are none."""
-    wrong = _values_of(context, ("hccl",)) if _has_any(context) else []
-    if not wrong:
-        return None
+def misread_result(
+    context: Context, verdict: Callable[..., CheckResult], name: str, fix: str, wrong: list[tuple[Variable, str, str]]
+) -> CheckResult:
+    """The result for such variables, which names the first; the fix unsets all of them."""
     row, value, takes = wrong[0]
     lines = [context.line(each.name) for each, *_ in wrong]
-    fix = fix_for("session.hccl", *(("unset", each.name) for each, *_ in wrong))
-    if row.name == "HCCL_BUFFSIZE" and _is_number(value, row.most, 10**12) and len(wrong) == 1:
-        return warn("session.hccl-bytes", *lines, fix=fix, name=row.name, value=value, takes=takes)
-    return fail("session.hccl-range", *lines, fix=fix, name=row.name, value=value, takes=takes)
+    unset = fix_for(fix, *(("unset", each.name) for each, *_ in wrong))
+    return verdict(name, *lines, fix=unset, name=row.name, value=value, takes=takes)
 
 
 def _torch_npu(context: Context) -> CheckResult:
     """Variables of torch_npu and CANN. Most invalid values fall back to the default with a log line at best."""
-    wrong = _values_of(context, ("torch_npu", "cann")) if _has_any(context) else []
+    wrong = misread_values(context, "torch_npu", "cann")
     if not wrong:
         return ok("session.values-ok")
-    row, value, takes = wrong[0]
-    lines = [context.line(each.name) for each, *_ in wrong]
-    fix = fix_for("session.values", *(("unset", each.name) for each, *_ in wrong))
-    return warn("session.values-misread", *lines, fix=fix, name=row.name, value=value, takes=takes)
+    return misread_result(context, warn, "session.values-misread", "session.values", wrong)
 
 
 def _names(context: Context) -> CheckResult:
@@ -433,10 +387,9 @@ def _unread(context: Context) -> CheckResult:
     lost = unread(context, *(name for name in context.environment if name.startswith("VLLM_ASCEND_")))
     if not lost:
         return ok("session.vllm-ascend-ok")
-    fix = fix_for("session.vllm-ascend", *(("unset", row.name) for row in lost))
-    lines = [context.line(row.name) for row in lost]
     names = tuple(row.name for row in lost)
-    return warn("session.vllm-ascend-unread", *lines, fix=fix, names=names, version=have)
+    fix = fix_for("session.vllm-ascend", *(("unset", name) for name in names))
+    return warn("session.vllm-ascend-unread", *map(context.line, names), fix=fix, names=names, version=have)
 
 
 def unread(context: Context, *names: str) -> list[Variable]:
@@ -451,8 +404,38 @@ def _is_read(row: Variable, version: str) -> bool:
     return not is_early and (not row.until or accepts(f">={row.until}", version) is not True)
 
 
+_SESSION_ALLOCATOR = f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py"
+_ALLOCATOR_TWICE = _DOCS.format("memory_management/PYTORCH_ALLOC_CONF")
+_TASK_QUEUE = f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}"
+_LAUNCH_BLOCKING = f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574"
+_AUTOLOAD = "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build"
+TORCH_NPU = (
+    card_check("session.allocator", (), _SESSION_ALLOCATOR, _allocator),
+    card_check("session.allocator-twice", ("python.interpreter",), _ALLOCATOR_TWICE, _allocator_twice),
+    card_check("session.task-queue", (), _TASK_QUEUE, _task_queue),
+    card_check("session.launch-blocking", ("python.interpreter",), _LAUNCH_BLOCKING, _blocking),
+    card_check("session.cpu-affinity", (), _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"), _affinity),
+    card_check("session.saturation", (), _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"), _saturation),
+    card_check("session.autoload", ("python.interpreter",), _AUTOLOAD, _autoload),
+)
+_NZ = "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py"
+_VLLM_FORK = "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133"
+_DOCKER_DEVICES = "ray-project/ray#42030; Ascend Docker Runtime"
+_CUDA_DEVICES = "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES"
+_VLLM_ENGINE = "vllm-project/vllm-ascend#2728 (release note of 0.9.1)"
+_SOC_VERSION = "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION"
 _VLLM_ASCEND = "vllm-project/vllm-ascend vllm_ascend/envs.py of each release"
-TABLED = (
+ABOVE = (
+    card_check("session.nz", ("python.interpreter",), _NZ, _nz),
+    card_check("session.vllm-engine", ("python.interpreter",), _VLLM_ENGINE, _engine),
+    card_check("session.vllm-fork", ("python.interpreter",), _VLLM_FORK, _fork),
+    card_check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset),
+    Check("session.ranks", (), "alibaba/ROLL docs_roll ascend_npu_examples.md; torch.distributed env://", _ranks),
+    Check("session.omp-threads", (), "OpenMP 5.2 OMP_NUM_THREADS; gcc libgomp", _threads),
+    Check("session.hub", (), "huggingface_hub environment variables: HF_ENDPOINT", _hub),
+    card_check("session.docker-devices", ("machine.container",), _DOCKER_DEVICES, _docker_devices),
+    card_check("session.soc-version", (), _SOC_VERSION, _soc_version),
+    card_check("session.cuda-devices", (), _CUDA_DEVICES, _cuda_devices),
     card_check("session.torch-npu", (), "matrix variables: Ascend/pytorch environment variables", _torch_npu),
     card_check("session.names", (), "matrix variables: names in the readers' documents", _names),
     card_check("session.vllm-ascend", ("python.interpreter",), _VLLM_ASCEND, _unread),

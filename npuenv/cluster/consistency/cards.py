@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
-from npuenv.checks.network.card_addresses import CONF, Addresses, in_file, in_use
+from npuenv.checks.network.answers import Addresses, in_file, in_use
 from npuenv.cluster.consistency.findings import NodeValues, Value, ValueKey, group_values
 from npuenv.cluster.consistency.readers import has_stand_in, listed, many_of, one, one_of
 from npuenv.core.fact import Evidence, State
 from npuenv.core.messages import Message
 from npuenv.facts.collector import was_asked
+from npuenv.facts.hccn.tool import HCCN_CONF
 from npuenv.facts.npu.driver import VARIABLE, visible
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def tls(facts: Facts) -> NodeValues:
     missing = [card for card in numbers(facts) if ValueKey("", card) not in values]
     conf = facts.hccn.conf
     why = "" if conf.value is not None or not conf.evidence else conf.evidence[0].line
-    unknown: dict[int | None, Evidence] = {card: Evidence(CONF, why or f"no tls_enable_{card}") for card in missing}
+    unknown: dict[int | None, Evidence] = {
+        card: Evidence(HCCN_CONF, why or f"no tls_enable_{card}") for card in missing
+    }
     return NodeValues(values, unknown)
 
 
@@ -106,7 +109,7 @@ def mtu(facts: Facts) -> NodeValues:
     if conf.value is None or facts.hccn.mtus.is_known:  # the tool shows defaults too
         return NodeValues(found)
     rest = {
-        ValueKey("", card): Value(DEFAULT, Evidence(CONF, f"no mtu_{card}"))
+        ValueKey("", card): Value(DEFAULT, Evidence(HCCN_CONF, f"no mtu_{card}"))
         for card in numbers(facts)
         if ValueKey("", card) not in found
     }
@@ -124,7 +127,7 @@ def settings(facts: Facts) -> NodeValues:
         for key, text in sorted(keys.items())
         if key not in _OWN_KEYS and not key.startswith("bond")
     }
-    return listed(found, CONF, "{}={}")
+    return listed(found, HCCN_CONF, "{}={}")
 
 
 def speed(facts: Facts) -> NodeValues:
@@ -176,7 +179,7 @@ def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[ValueKe
         text = keys.get(key, "")
         shown = text if words is None else words.get(text, "")
         if shown and (card in present or not present):
-            found[ValueKey("", card)] = Value(shown, Evidence(CONF, f"{key}_{card}={text}"))
+            found[ValueKey("", card)] = Value(shown, Evidence(HCCN_CONF, f"{key}_{card}={text}"))
     return found
 
 
@@ -209,7 +212,7 @@ def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Ev
     values = {
         ValueKey("", card): Value(":set", lines[card])
         if card in lines
-        else Value(":not-set", Evidence(CONF, f"no {key}_{card}"))
+        else Value(":not-set", Evidence(HCCN_CONF, f"no {key}_{card}"))
         for card in numbers(facts)
         if card in lines or card not in unread
     }

@@ -24,6 +24,15 @@ _PARTS = ("compiler", "runtime", "opp", "toolkit", "hccl", "opp_kernel")
 # `runtime_running_version=[7.6.0.1.220:8.0.0]`, older `=[1.83.T8.0.B128:CANN-1.83]`, later also `=[8.5.2]`.
 _RUNNING = r"^\s*(?P<part>[A-Za-z0-9_-]+)_(?P<kind>running|upgrade|installed)_version\s*=\s*\[(?P<value>[^\]\s]+)\]\s*$"
 _OPS_PACKAGE = r"(?i)Ascend-cann-(?:kernels-)?(?P<chip>[0-9A-Za-z_]+?)(?:-ops)?$"
+TBE = "op_impl/ai_core/tbe"
+_CHIP = r"ascend[0-9][0-9a-z_]*"
+# The one operator group that a toolkit without its kernels package brings.
+_TOOLKIT_ONLY = frozenset({"ops_oam"})
+_ABI = r"/cxx_abi_([01])(?:/|$)"
+_WRITTEN = ("ASCEND_PROCESS_LOG_PATH",)  # the other folders of caches are asked with those of the machine
+_NAMED = ("RANK_TABLE_FILE", "HCCL_WHITELIST_FILE", "HCCL_RDMA_QP_PORT_CONFIG_PATH", "TORCH_ACL_INIT_CONFIG_PATH")
+_TORCH_CONFIG = "torch/share/cmake/Torch/TorchConfig.cmake"
+_COMPILER_VERSION = r"(?<![\w.])([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?![\w.-])"
 
 
 class Part(NamedTuple):
@@ -118,12 +127,6 @@ def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
     return made_of(file_text(host, path), older)
 
 
-TBE = "op_impl/ai_core/tbe"
-_CHIP = r"ascend[0-9][0-9a-z_]*"
-# The one operator group that a toolkit without its kernels package brings.
-_TOOLKIT_ONLY = frozenset({"ops_oam"})
-
-
 class Kernels(NamedTuple):
     """The operators that came with CANN."""
 
@@ -138,9 +141,7 @@ class Custom(NamedTuple):
     path: str
     named_by: str  # ASCEND_CUSTOM_OPP_PATH, or the config.ini that lists it
     is_there: bool
-    chips: (
-        tuple[str, ...] | None
-    )  # for which it brings kernels; None: it has no folder of kernels, or it cannot be listed
+    chips: tuple[str, ...] | None  # with kernels; None: it has no folder of kernels, or it cannot be listed
 
 
 class CustomOps(NamedTuple):
@@ -195,13 +196,6 @@ def _package(host: Host, path: str, named_by: str) -> Custom:
 
 def _opp(host: Host, root: str) -> str:
     return host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or f"{root}/opp"
-
-
-_ABI = r"/cxx_abi_([01])(?:/|$)"
-_WRITTEN = ("ASCEND_PROCESS_LOG_PATH",)  # the other folders of caches are asked with those of the machine
-_NAMED = ("RANK_TABLE_FILE", "HCCL_WHITELIST_FILE", "HCCL_RDMA_QP_PORT_CONFIG_PATH", "TORCH_ACL_INIT_CONFIG_PATH")
-_TORCH_CONFIG = "torch/share/cmake/Torch/TorchConfig.cmake"
-_COMPILER_VERSION = r"(?<![\w.])([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?![\w.-])"
 
 
 class Atb(NamedTuple):

@@ -21,6 +21,16 @@ _VERSION = r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?"
 _RELEASE = r"[0-9]+\.[0-9]+\.(?:[0-9]+|RC[0-9]+)(?:[-.](?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?"
 # What torch_npu looks for under ASCEND_HOME_PATH, in its order (torch_npu 2.13.0, _init/registry/registry_manager.py).
 _NEEDED_PARTS = ("runtime", "compiler")
+_INSTALL_RECORD = "/etc/Ascend/ascend_cann_install.info"  # `Install_Path=/usr/local/Ascend`
+# Greedy: in /data/cann/cann-9.0.0/lib64 it is the inner folder.
+_HOME = r"(?P<home>.*/(?:(?:ascend-toolkit|nnae|nnrt)/[^/]+|cann(?:-[0-9][^/]*)?))(?:/|$)"
+_OTHERS = r"/(?:nnal|driver|firmware)(?:/|$)"  # beside CANN, not of it
+# The folder `latest` of the older layout is a folder of links, one a part: latest/compiler -> ../8.3.RC1/compiler.
+_LINKED_PARTS = ("compiler", "runtime", "opp", "toolkit")
+_PATH_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
+_SINGLE_PATHS = (
+    "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "TOOLCHAIN_HOME",
+)  # fmt: skip
 
 
 class Cann(NamedTuple):
@@ -245,18 +255,6 @@ def read_nnal(host: Host, root: str, said: str) -> Fact[Nnal]:
     return made_of(file_text(host, path), parse)
 
 
-INSTALL_RECORD = "/etc/Ascend/ascend_cann_install.info"  # `Install_Path=/usr/local/Ascend`
-# Greedy: in /data/cann/cann-9.0.0/lib64 it is the inner folder.
-_HOME = r"(?P<home>.*/(?:(?:ascend-toolkit|nnae|nnrt)/[^/]+|cann(?:-[0-9][^/]*)?))(?:/|$)"
-_OTHERS = r"/(?:nnal|driver|firmware)(?:/|$)"  # beside CANN, not of it
-# The folder `latest` of the older layout is a folder of links, one a part: latest/compiler -> ../8.3.RC1/compiler.
-_LINKED_PARTS = ("compiler", "runtime", "opp", "toolkit")
-_PATH_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
-_SINGLE_PATHS = (
-    "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "TOOLCHAIN_HOME",
-)  # fmt: skip
-
-
 class CannFolder(NamedTuple):
     """One CANN folder. Links that lead to it are not installs of their own."""
 
@@ -359,11 +357,11 @@ def entries(host: Host) -> Fact[tuple[CannPath, ...]]:
     return known(tuple(found), *reversed(list(lines.values())))
 
 
-@of_file(INSTALL_RECORD)
+@of_file(_INSTALL_RECORD)
 def install_record(text: str) -> Fact[str] | None:
     """The folder that /etc/Ascend/ascend_cann_install.info names; build scripts source what lies there."""
     path = pairs(text).get("Install_Path", "").rstrip("/")
-    return known(path, Evidence(INSTALL_RECORD, first_line(text))) if path.startswith("/") else None
+    return known(path, Evidence(_INSTALL_RECORD, first_line(text))) if path.startswith("/") else None
 
 
 def _seen(host: Host, home: str) -> tuple[str, bool | None]:

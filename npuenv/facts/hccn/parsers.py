@@ -30,6 +30,29 @@ _HEALTHS = (
 # A reading's name without its lane -> the name that its limits have.
 _LIMITS = {"Tx Power": "TxPower", "Rx Power": "RxPower", "Vcc": "Vcc", "temperature": "Temp"}
 _LINK_TIME = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} +\d+ \d+:\d+:\d+ \d{4}"
+# Pings over RoCE, over HCCS (A3) and over UB (950). The exit status of the HCCS ping does not tell of lost packets.
+#     device 0 PING 10.12.165.80
+#     recv seq=0,time=0.114000ms
+_TARGET = re.compile(r"device \d+ (?:PING (\S+)|dev\s+EID \S+ to (\S+))", re.IGNORECASE)
+_SUMMARY = re.compile(
+    r"(\d{1,9}) packets transmitted, (\d{1,9}) received, (\d{1,3}(?:\.\d{1,6})?)% packets? loss", re.IGNORECASE
+)
+_PLANE = r"(?i)plane check result = 0x([0-9a-f]{1,16})"
+# The tool's words -> ours, the gravest first.
+_TROUBLES = (
+    ("message too long", "message too long"),
+    ("destination host unreachable", "unreachable"),
+    ("recv time out", "time out"),
+)
+# A line that cannot be read is never taken for `off`.
+_SWITCH = re.compile(
+    r"dev_id:(\d{1,4}), tls switch\[([01])\]\(0:disable, 1:enable\)"
+    r"(?:, tls preconfigured\[([01])\]\([^)]*\))?(?:, tls alarm time threshold\[(\d{1,6})\]days)?"
+)
+_BLOCK = r"dev_id:\d+, \[([^\]]+)\] info:"
+_FIELD = r"(subject|issuer|start_time|end_time)\[(.*)\]"
+_STATUS = r"tls expiration status\[([012])\]\(.*\)"
+_EXPIRY = ("normal", "near expiration", "has expired")
 
 
 def _matches(lines: Iterable[str], pattern: str) -> list[re.Match[str]]:
@@ -276,22 +299,6 @@ def _port(row: dict[str, str]) -> Port | None:
     return Port(int(die), int(number), gbps, row.get("Port Type", ""), status == "UP", row.get("Media Type", ""))
 
 
-# Pings over RoCE, over HCCS (A3) and over UB (950). The exit status of the HCCS ping does not tell of lost packets.
-#     device 0 PING 10.12.165.80
-#     recv seq=0,time=0.114000ms
-_TARGET = re.compile(r"device \d+ (?:PING (\S+)|dev\s+EID \S+ to (\S+))", re.IGNORECASE)
-_SUMMARY = re.compile(
-    r"(\d{1,9}) packets transmitted, (\d{1,9}) received, (\d{1,3}(?:\.\d{1,6})?)% packets? loss", re.IGNORECASE
-)
-_PLANE = r"(?i)plane check result = 0x([0-9a-f]{1,16})"
-# The tool's words -> ours, the gravest first.
-_TROUBLES = (
-    ("message too long", "message too long"),
-    ("destination host unreachable", "unreachable"),
-    ("recv time out", "time out"),
-)
-
-
 class Ping(NamedTuple):
     """How one ping went. Without a last line the numbers are None and `trouble` says what was seen instead."""
 
@@ -325,24 +332,13 @@ def ping(text: str) -> Ping | None:
     return Ping(target, sent, received, trouble, planes)
 
 
-# A line that cannot be read is never taken for `off`.
-_SWITCH = re.compile(
-    r"dev_id:(\d{1,4}), tls switch\[([01])\]\(0:disable, 1:enable\)"
-    r"(?:, tls preconfigured\[([01])\]\([^)]*\))?(?:, tls alarm time threshold\[(\d{1,6})\]days)?"
-)
-_BLOCK = r"dev_id:\d+, \[([^\]]+)\] info:"
-_FIELD = r"(subject|issuer|start_time|end_time)\[(.*)\]"
-_STATUS = r"tls expiration status\[([012])\]\(.*\)"
-EXPIRY = ("normal", "near expiration", "has expired")
-
-
 class Certificate(NamedTuple):
     """One block: a certificate or the list of revoked ones. Older tools leave out subject, issuer and state."""
 
     name: str  # pub cert, ca1 cert, ca2 cert, crl
     start: str
     end: str
-    expiry: str | None  # one of EXPIRY; None where the tool does not say
+    expiry: str | None  # one of _EXPIRY; None where the tool does not say
 
 
 class Tls(NamedTuple):
@@ -375,7 +371,7 @@ def _certificates(lines: list[str]) -> tuple[Certificate, ...]:
         elif value and found:
             found[-1].setdefault(value[1], value[2])
         elif status and found:
-            found[-1].setdefault("status", EXPIRY[int(status[1])])
+            found[-1].setdefault("status", _EXPIRY[int(status[1])])
     return tuple(
         Certificate(each["name"], each.get("start_time", ""), each.get("end_time", ""), each.get("status"))
         for each in found

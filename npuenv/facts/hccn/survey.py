@@ -26,11 +26,20 @@ if TYPE_CHECKING:
     from npuenv.facts.npu.driver import Nodes
 
 T = TypeVar("T")
-BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything
+_BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything
 _FOR_GOOD = (HccnRefusal.BUSY, HccnRefusal.NOT_INSTALLED)
 _FOR_ALL_CARDS = (HccnRefusal.PERMISSION, HccnRefusal.UNSUPPORTED, HccnRefusal.GRAMMAR)
 _LOST_AT_MOST = 3
 _ABSENT = (HccnRefusal.NOT_SET, HccnRefusal.UNSUPPORTED)
+_TIMEOUT_S = 10.0
+_ASKED_FOR_GRAMMAR = 2  # cards at most: each silent one may cost the whole timeout
+_FOR_INFORMATION = ("-mtu", "-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
+_ABOUT_THE_TOOL = (HccnRefusal.BUSY, HccnRefusal.PERMISSION, HccnRefusal.NOT_INSTALLED, HccnRefusal.NO_ANSWER)
+# Fact -> what is asked for, in this order.
+_ASKED_LAST = {
+    "speeds": "speed", "gateways": "gateway", "netdetects": "netdetect", "mtus": "mtu", "optical": "optical",
+    "link_changes": "link_stat", "counters": "stat", "neighbours": "lldp",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -40,7 +49,7 @@ class HccnSurvey:
     host: Host
     path: str
     timeout_s: float
-    budget_s: float = BUDGET_S
+    budget_s: float = _BUDGET_S
     refusals: list[tuple[str, RefusedAnswer]] = field(default_factory=list)  # command and refusal, in order
     _why_stopped: str = ""
     _lost: int = 0
@@ -100,19 +109,6 @@ def _sum_up(answers: dict[int, Fact[T]]) -> Fact[dict[int, Fact[T]]]:
         return known(answers, *lines)
     made: Callable[..., Fact[Any]] = unknown if State.UNKNOWN in states else absent
     return made(*dict.fromkeys(lines))
-
-
-_TIMEOUT_S = 10.0
-_ASKED_FOR_GRAMMAR = 2  # cards at most: each silent one may cost the whole timeout
-_FOR_INFORMATION = ("-mtu", "-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
-_ABOUT_THE_TOOL = (HccnRefusal.BUSY, HccnRefusal.PERMISSION, HccnRefusal.NOT_INSTALLED, HccnRefusal.NO_ANSWER)
-
-
-# Fact -> what is asked for, in this order.
-_ASKED_LAST = {
-    "speeds": "speed", "gateways": "gateway", "netdetects": "netdetect", "mtus": "mtu", "optical": "optical",
-    "link_changes": "link_stat", "counters": "stat", "neighbours": "lldp",
-}  # fmt: skip
 
 
 def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
@@ -187,10 +183,8 @@ def _ports_off(survey: HccnSurvey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fac
     off: dict[int, tuple[int, ...]] = {}
     lines: list[Evidence] = []
     for card, fact in ports.value.items():
-        down = [port for port in fact.value.ports if not port.is_up] if fact.value else []
-        words = {
-            port.number: ("-g", "-port_info", *f"-i {card} -u {port.die} -p {port.number}".split()) for port in down
-        }
+        down = {port.number: port.die for port in fact.value.ports if not port.is_up} if fact.value else {}
+        words = {at: ("-g", "-port_info", *f"-i {card} -u {die} -p {at}".split()) for at, die in down.items()}
         found = survey.each(words, "port_info")
         lines += found.evidence
         states = {number: item.value for number, item in (found.value or {}).items() if item.value}
@@ -277,11 +271,4 @@ def grammar(ran: Ran) -> str | None:
         return "a2"
     if failure.kind is HccnRefusal.GRAMMAR:
         return "950" if "valid mode" in failure.line.lower() else None
-    telling = (
-        HccnRefusal.BUSY,
-        HccnRefusal.NO_ANSWER,
-        HccnRefusal.NOT_INSTALLED,
-        HccnRefusal.FAILED,
-        HccnRefusal.PERMISSION,
-    )
-    return None if failure.kind in telling else "a2"
+    return None if failure.kind in (*_ABOUT_THE_TOOL, HccnRefusal.FAILED) else "a2"

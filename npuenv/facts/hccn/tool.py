@@ -25,6 +25,13 @@ from npuenv.facts.collector import FactGroup, fact, file_text, made_of, of_file
 from npuenv.host import Host, PathState, Ran
 
 _ESCAPES = r"\x1b\[[0-9;?]*[ -/]*[@-~]"
+NOT_ASKED = "not asked after"  # a question of hccn_tool that did not end; followed by why
+HCCN_CONF = "/etc/hccn.conf"
+_ENTRY = r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)"
+VARIABLE = "RANK_TABLE_FILE"
+TOOLS = "/usr/local/Ascend/driver/tools"
+DRIVER_TOOL = f"{TOOLS}/hccn_tool"
+LINKED_TOOL = "/usr/bin/hccn_tool"  # images often lack this link
 
 
 def lines_of(text: str) -> list[str]:
@@ -119,11 +126,6 @@ def refused(ran: Ran, item: str = "") -> RefusedAnswer | None:
     return None if lines_of(ran.out) else RefusedAnswer(HccnRefusal.FAILED, line)
 
 
-NOT_ASKED = "not asked after"  # a question of hccn_tool that did not end; followed by why
-HCCN_CONF = "/etc/hccn.conf"
-_ENTRY = r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)"
-
-
 class HccnConf(NamedTuple):
     """/etc/hccn.conf: `key_<physical id>=value`. A line that is missing means the device's default."""
 
@@ -145,9 +147,6 @@ def hccn_conf(text: str) -> Fact[HccnConf]:
     if bad and not by_device:
         return unknown(Evidence(HCCN_CONF, bad[0]))
     return known(HccnConf(by_device, tuple(bad)), Evidence(HCCN_CONF, f"{len(by_device)} devices"))
-
-
-VARIABLE = "RANK_TABLE_FILE"
 
 
 class ConfDevice(NamedTuple):
@@ -225,11 +224,6 @@ def _text(value: object) -> str:
 def _number(value: object) -> int | None:
     text = _text(value)
     return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else None
-
-
-TOOLS = "/usr/local/Ascend/driver/tools"
-DRIVER_TOOL = f"{TOOLS}/hccn_tool"
-LINKED_TOOL = "/usr/bin/hccn_tool"  # images often lack this link
 
 
 class HccnTool(NamedTuple):

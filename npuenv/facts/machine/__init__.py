@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, file_text, line_with, made_of, of_file, pairs, why_failed
-from npuenv.facts.machine.hardware import HardwareFacts, cpu_bound, df_row, memory_bound
+from npuenv.facts.machine.hardware import Groups, HardwareFacts, df_row
 from npuenv.host import Host, NotRecorded, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _LIMITS = "/proc/self/limits"
 UNLIMITED = -1  # a limit that is not set
 _GLIBC = r"(?m)(?:GLIBC|GNU libc|glibc)[^\n]*?\s([0-9]+\.[0-9]+)\s*$"
@@ -28,6 +29,22 @@ _CGROUP_KINDS = (
     ("containerd", "containerd"),
     ("lxc", "lxc"),
 )
+DRIVER_GROUP = "HwHiAiUser"  # owns the device nodes; created by the driver's installer
+_WHO = r"([0-9]+)(?:\(([^()]*)\))?"
+_ID = rf"(?m)uid={_WHO} gid={_WHO}(?: euid={_WHO})?(?: egid={_WHO})?(?: groups=(\S.*?))?(?: context=\S+)?\s*$"
+_STATUS = "/proc/self/status"
+_LIBSTDCXX = "libstdc++.so.6"
+_VERSION = r"libstdc\+\+\.so\.6\.0\.([0-9]+)$"
+_SYSTEM_FOLDERS = ("/usr/lib/{arch}-linux-gnu", "/usr/lib64", "/lib64", "/lib/{arch}-linux-gnu", "/usr/lib")
+_FOLDERS_AT_MOST = 40
+_IN_ORDER = ("LC_ALL", "LC_CTYPE", "LANG")  # the first one that is set decides
+PS = ("ps", "-eo", "pid,ppid,stat,comm")
+_AT_MOST = 5000  # rows that are read; a machine with more is read as far as this
+_NAMED_AT_MOST = 48  # processes whose command lines are looked up
+_LETTERS_AT_MOST = 200  # kept of a command line
+# torch names its main thread pt_main_thread, and vLLM its engine VLLM::EngineCore; the kernel keeps 15 letters.
+_OURS = r"(?:python[0-9.]*|pt_main_thread|ray::.*|raylet|gcs_server|VLLM.*|vllm.*|torchrun)(?: <defunct>)?"
+_ROW = re.compile(r"^\s*([0-9]+)\s+([0-9]+)\s+([A-Za-z][A-Za-z<+]*)\s+(\S.*?)\s*$")
 
 
 class OperatingSystem(NamedTuple):
@@ -43,21 +60,6 @@ class Space(NamedTuple):
 
     size_kib: int
     free_kib: int
-
-
-def time(host: Host) -> Fact[str]:
-    """The moment of asking, in UTC, like `2026-11-21T10:00:00Z`; part of the capture, so that a replay has the same."""
-    return _one_line(host, ("date", "-u", "+%Y-%m-%dT%H:%M:%SZ"), r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-
-
-def arch(host: Host) -> Fact[str]:
-    """The CPU architecture as the kernel names it: x86_64, aarch64."""
-    return _one_line(host, ("uname", "-m"), r"[A-Za-z0-9_]+")
-
-
-def kernel(host: Host) -> Fact[str]:
-    """The kernel release."""
-    return _one_line(host, ("uname", "-r"), r"[0-9]\S+")
 
 
 @of_file("/etc/os-release")
@@ -143,7 +145,7 @@ def memory_kib(host: Host) -> Fact[int]:
     words = line.split()
     if len(words) < 2 or not words[1].isdecimal():
         return unknown(Evidence("/proc/meminfo", line or text.evidence[0].line))
-    bound = memory_bound(host)
+    bound = Groups(host).memory()
     if bound.value is not None and bound.value // 1024 < int(words[1]):
         return known(int(bound.value) // 1024, *bound.evidence)
     return known(int(words[1]), Evidence("/proc/meminfo", " ".join(words)))
@@ -152,7 +154,7 @@ def memory_kib(host: Host) -> Fact[int]:
 def cpus(host: Host) -> Fact[float]:
     """The processors this session may use: the affinity's count, or the cgroup's quota where that is lower."""
     counted = _one_line(host, ("nproc",), r"[0-9]+")
-    quota = cpu_bound(host) if counted.value else absent()
+    quota = Groups(host).cpus() if counted.value else absent()
     if counted.value and quota.value is not None and quota.value < int(counted.value):
         return quota
     return made_of(counted, lambda count: known(float(count), *counted.evidence))
@@ -165,12 +167,6 @@ def _one_line(host: Host, argv: tuple[str, ...], pattern: str) -> Fact[str]:
     if ran.is_absent:
         return absent(evidence)
     return known(line, evidence) if ran.code == 0 and re.fullmatch(pattern, line) else unknown(evidence)
-
-
-DRIVER_GROUP = "HwHiAiUser"  # owns the device nodes; created by the driver's installer
-_WHO = r"([0-9]+)(?:\(([^()]*)\))?"
-_ID = rf"(?m)uid={_WHO} gid={_WHO}(?: euid={_WHO})?(?: egid={_WHO})?(?: groups=(\S.*?))?(?: context=\S+)?\s*$"
-_STATUS = "/proc/self/status"
 
 
 class Account(NamedTuple):
@@ -238,9 +234,10 @@ def _switch(text: str, name: str) -> bool | None:
 
 
 class SystemFacts(FactGroup):
-    time: Fact[str] = fact(time)
-    arch: Fact[str] = fact(arch)
-    kernel: Fact[str] = fact(kernel)
+    # The moment of asking, in UTC, like `2026-11-21T10:00:00Z`; part of the capture, so that a replay has the same.
+    time: Fact[str] = fact(lambda host: _one_line(host, ("date", "-u", "+%Y-%m-%dT%H:%M:%SZ"), _TIME))
+    arch: Fact[str] = fact(lambda host: _one_line(host, ("uname", "-m"), r"[A-Za-z0-9_]+"))  # x86_64, aarch64
+    kernel: Fact[str] = fact(lambda host: _one_line(host, ("uname", "-r"), r"[0-9]\S+"))  # its release
     system: Fact[OperatingSystem] = fact(system)
     glibc: Fact[str] = fact(glibc)
     container: Fact[str] = fact(container)
@@ -254,12 +251,6 @@ class SystemFacts(FactGroup):
     account: Fact[Account] = fact(account)
     privileges: Fact[Privileges] = fact(privileges)
     driver_group: Fact[int] = fact(driver_group)
-
-
-_LIBSTDCXX = "libstdc++.so.6"
-_VERSION = r"libstdc\+\+\.so\.6\.0\.([0-9]+)$"
-_SYSTEM_FOLDERS = ("/usr/lib/{arch}-linux-gnu", "/usr/lib64", "/lib64", "/lib/{arch}-linux-gnu", "/usr/lib")
-_FOLDERS_AT_MOST = 40
 
 
 class CxxLibrary(NamedTuple):
@@ -300,9 +291,6 @@ def _is_file(host: Host, path: str) -> bool:
         return False
 
 
-_IN_ORDER = ("LC_ALL", "LC_CTYPE", "LANG")  # the first one that is set decides
-
-
 def encoding(host: Host) -> Fact[str]:
     """The encoding that the locale names, in lower case: `utf-8`, `gbk`; absent where it names none (C, POSIX, unset).
 
@@ -329,15 +317,6 @@ def timezone(host: Host) -> Fact[str]:
     evidence = Evidence("readlink /etc/localtime", target or "no link")
     _, mark, zone = target.partition("zoneinfo/")
     return known(zone, evidence) if mark and zone else absent(evidence)
-
-
-PS = ("ps", "-eo", "pid,ppid,stat,comm")
-_AT_MOST = 5000  # rows that are read; a machine with more is read as far as this
-_NAMED_AT_MOST = 48  # processes whose command lines are looked up
-_LETTERS_AT_MOST = 200  # kept of a command line
-# torch names its main thread pt_main_thread, and vLLM its engine VLLM::EngineCore; the kernel keeps 15 letters.
-_OURS = r"(?:python[0-9.]*|pt_main_thread|ray::.*|raylet|gcs_server|VLLM.*|vllm.*|torchrun)(?: <defunct>)?"
-_ROW = re.compile(r"^\s*([0-9]+)\s+([0-9]+)\s+([A-Za-z][A-Za-z<+]*)\s+(\S.*?)\s*$")
 
 
 class Process(NamedTuple):

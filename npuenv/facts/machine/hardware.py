@@ -20,6 +20,31 @@ if TYPE_CHECKING:
 _ROOT = "/sys/fs/cgroup"
 _DEPTH_AT_MOST = 12
 _NO_LIMIT = 1 << 60  # version 1 writes "unlimited" as a number close to 2**63
+# The first processor's rows are enough: on a machine with hundreds of them the whole file takes long to print.
+_CPUINFO = ("head", "-n", "32", "/proc/cpuinfo")
+_ARM_MAKERS = {"0x48": "HiSilicon", "0x41": "Arm", "0x70": "Phytium"}
+_SETTINGS = {
+    "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
+    "overcommit_memory": "/proc/sys/vm/overcommit_memory",
+    "max_map_count": "/proc/sys/vm/max_map_count",
+    "core_pattern": "/proc/sys/kernel/core_pattern",
+    "pid_max": "/proc/sys/kernel/pid_max",
+    "threads_max": "/proc/sys/kernel/threads-max",
+    "selinux_enforcing": "/sys/fs/selinux/enforce",
+    "security_profile": "/proc/self/attr/current",
+    "numa_nodes": "/sys/devices/system/node/online",
+    "maker": "/sys/class/dmi/id/sys_vendor",
+    "load": "/proc/loadavg",
+}
+_TABLE = "/proc/self/mountinfo"
+_ROW = r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$"
+NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
+# Variables that say where a library keeps what it downloads or compiles.
+_CACHE_VARIABLES = (
+    "HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR", "ACL_OP_COMPILER_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_WORK_PATH",
+)  # fmt: skip
+_UP_AT_MOST = 12
 
 
 class Cgroup(NamedTuple):
@@ -36,7 +61,7 @@ class Cgroup(NamedTuple):
 
 def cgroup(host: Host) -> Fact[Cgroup]:
     """The limits that hold here; absent where no control group can be seen."""
-    groups = _Groups(host)
+    groups = Groups(host)
     if groups.version is None:
         return absent(Evidence("/proc/self/cgroup", "no control group"))
     memory, tasks, cpus, kills = groups.memory(), groups.lowest("pids", "pids.max"), groups.cpus(), groups.oom_kills()
@@ -55,17 +80,7 @@ def cgroup(host: Host) -> Fact[Cgroup]:
     return known(value, *lines, Evidence("/proc/self/cgroup", groups.line))
 
 
-def memory_bound(host: Host) -> Fact[float]:
-    """The lowest memory limit above this session, in bytes, with the file that sets it."""
-    return _Groups(host).memory()
-
-
-def cpu_bound(host: Host) -> Fact[float]:
-    """The lowest processor quota above this session, in processors, with the file that sets it."""
-    return _Groups(host).cpus()
-
-
-class _Groups:
+class Groups:
     """The groups above this session, by controller. `version` is None where there are none.
 
     A limit that no group sets is absent.
@@ -73,9 +88,8 @@ class _Groups:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        rows = [
-            line.strip().split(":", 2) for line in self.text("/proc/self/cgroup").splitlines() if line.count(":") >= 2
-        ]
+        lines = self.text("/proc/self/cgroup").splitlines()
+        rows = [line.strip().split(":", 2) for line in lines if line.count(":") >= 2]
         self._paths = {name: path for _, names, path in rows for name in names.split(",")}
         self.line = ":".join(rows[0]) if rows else ""
         is_old = any(name in self._paths for name in ("memory", "pids", "cpu"))
@@ -91,9 +105,11 @@ class _Groups:
         return (file_text(self._host, path).value or "").strip()
 
     def memory(self) -> Fact[float]:
+        """The lowest memory limit above this session, in bytes, with the file that sets it."""
         return self.lowest("memory", "memory.max" if self.version == 2 else "memory.limit_in_bytes")
 
     def cpus(self) -> Fact[float]:
+        """The lowest processor quota above this session, in processors, with the file that sets it."""
         bounds = []
         for folder in self._folders("cpu"):
             path = f"{folder}/cpu.max" if self.version == 2 else f"{folder}/cpu.cfs_quota_us"
@@ -113,10 +129,9 @@ class _Groups:
         return absent()
 
     def lowest(self, controller: str, name: str) -> Fact[float]:
-        texts = ((path, self.text(path)) for path in (f"{folder}/{name}" for folder in self._folders(controller)))
-        return _least(
-            [(int(text), Evidence(path, text)) for path, text in texts if text.isdecimal() and int(text) < _NO_LIMIT]
-        )
+        texts = {path: self.text(path) for path in (f"{folder}/{name}" for folder in self._folders(controller))}
+        bounds = {path: int(text) for path, text in texts.items() if text.isdecimal()}
+        return _least([(bound, Evidence(path, texts[path])) for path, bound in bounds.items() if bound < _NO_LIMIT])
 
     def _folders(self, controller: str) -> Iterator[str]:
         """From the session's own group to the root. A container may see its groups only at the root."""
@@ -129,24 +144,6 @@ class _Groups:
 
 def _least(bounds: list[tuple[float, Evidence]]) -> Fact[float]:
     return known(*min(bounds, key=lambda bound: bound[0])) if bounds else absent()
-
-
-# The first processor's rows are enough: on a machine with hundreds of them the whole file takes long to print.
-_CPUINFO = ("head", "-n", "32", "/proc/cpuinfo")
-_ARM_MAKERS = {"0x48": "HiSilicon", "0x41": "Arm", "0x70": "Phytium"}
-_SETTINGS = {
-    "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
-    "overcommit_memory": "/proc/sys/vm/overcommit_memory",
-    "max_map_count": "/proc/sys/vm/max_map_count",
-    "core_pattern": "/proc/sys/kernel/core_pattern",
-    "pid_max": "/proc/sys/kernel/pid_max",
-    "threads_max": "/proc/sys/kernel/threads-max",
-    "selinux_enforcing": "/sys/fs/selinux/enforce",
-    "security_profile": "/proc/self/attr/current",
-    "numa_nodes": "/sys/devices/system/node/online",
-    "maker": "/sys/class/dmi/id/sys_vendor",
-    "load": "/proc/loadavg",
-}
 
 
 class Memory(NamedTuple):
@@ -217,11 +214,6 @@ def settings(host: Host) -> Fact[Mapping[str, str]]:
     if not found:
         return absent(Evidence("/proc/sys", "nothing can be read"))
     return known(found, Evidence("/proc/sys", f"{len(found)} settings"))
-
-
-_TABLE = "/proc/self/mountinfo"
-_ROW = r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$"
-NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
 
 
 class MountRow(NamedTuple):
@@ -310,14 +302,6 @@ def _number(text: str) -> int | None:
     return max(int(text), 0) if text != "-" else None
 
 
-# Variables that say where a library keeps what it downloads or compiles.
-CACHE_VARIABLES = (
-    "HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR",
-    "TORCHINDUCTOR_CACHE_DIR", "ACL_OP_COMPILER_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_WORK_PATH",
-)  # fmt: skip
-_UP_AT_MOST = 12
-
-
 class Cache(NamedTuple):
     """A folder that a variable names. `nearest` is the folder itself, or the closest one above it that exists."""
 
@@ -326,19 +310,9 @@ class Cache(NamedTuple):
     nearest: FolderUsage
 
 
-def home(host: Host) -> str:
-    """The home folder as programs find it."""
-    return host.environ().get("HOME") or "/"
-
-
-def tmp(host: Host) -> str:
-    """The folder of temporary files."""
-    return host.environ().get("TMPDIR") or "/tmp"
-
-
 def caches(host: Host, rows: tuple[MountRow, ...]) -> Fact[tuple[Cache, ...]]:
     """The caches that variables name; absent where none is set. `rows` are the mounts."""
-    named = {name: host.environ()[name] for name in CACHE_VARIABLES if host.environ().get(name, "").startswith("/")}
+    named = {name: host.environ()[name] for name in _CACHE_VARIABLES if host.environ().get(name, "").startswith("/")}
     if not named:
         return absent(Evidence("environment", "no cache variable is set"))
     found: list[Cache] = []
@@ -364,14 +338,14 @@ def _nearest(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUs
     return fact
 
 
-def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[MountRow, ...]]], Fact[FolderUsage]]:
-    return lambda host, mounts: folder(host, place(host), mounts.value or ())
+def _folder_of(variable: str, usual: str) -> Callable[[Host, Fact[tuple[MountRow, ...]]], Fact[FolderUsage]]:
+    return lambda host, mounts: folder(host, host.environ().get(variable) or usual, mounts.value or ())
 
 
 class HardwareFacts(FactGroup):
     mounts: Fact[tuple[MountRow, ...]] = fact(mounts)
-    home: Fact[FolderUsage] = fact(_folder_at(home), "machine.mounts")
-    tmp: Fact[FolderUsage] = fact(_folder_at(tmp), "machine.mounts")
+    home: Fact[FolderUsage] = fact(_folder_of("HOME", "/"), "machine.mounts")
+    tmp: Fact[FolderUsage] = fact(_folder_of("TMPDIR", "/tmp"), "machine.mounts")
     caches: Fact[tuple[Cache, ...]] = fact(lambda host, mounts: caches(host, mounts.value or ()), "machine.mounts")
     cgroup: Fact[Cgroup] = fact(cgroup)
     memory: Fact[Memory] = fact(memory)  # of the machine, whatever the control group allows

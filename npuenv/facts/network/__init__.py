@@ -7,20 +7,12 @@ module.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, first_line, not_asked
-from npuenv.facts.network.interfaces import (
-    HOSTS,
-    InterfaceFacts,
-    first_level,
-    hosts_entries,
-    may_run,
-    number_of,
-    resolve,
-)
+from npuenv.facts.network.interfaces import HOSTS, InterfaceFacts, by_programs, hosts_entries, number_of, resolve
 from npuenv.facts.python import listens
 from npuenv.host import Host, PathState
 
@@ -31,6 +23,14 @@ if TYPE_CHECKING:
 _PROXY = r"(?:(?P<scheme>[a-z0-9+]+)://)?(?:[^@/]*@)?(?P<name>\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(?P<port>[0-9]+))?/?"
 _DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+_COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_HCCL = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME")
+_LOOPBACK = ("::1", "localhost", "localhost.localdomain", "ip6-localhost")
+_CHAIN = r"type filter hook input priority [^;]+; policy (\w+);"
+_TIMESYNC = "/run/systemd/timesync/synchronized"
+_LEAP = r"(?m)^Leap status\s*:\s*(.+?)\s*$"
+_NTP = r"(?m)^NTPSynchronized=(yes|no)\s*$"
+_OFFSET = r"(?m)^System time\s*:\s*([0-9.]+) seconds (?:slow|fast) of NTP time"
 
 
 class Proxy(NamedTuple):
@@ -77,10 +77,6 @@ def _proxy(variable: str, address: str) -> Proxy:
     return Proxy(variable, address, match["name"].strip("[]"), port if port is not None and port < 65536 else None)
 
 
-_COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
-_HCCL = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME")
-
-
 class Master(NamedTuple):
     """Where the ranks of a launch meet."""
 
@@ -91,12 +87,7 @@ class Master(NamedTuple):
 
 def is_loopback(address: str) -> bool:
     """Whether an address or a name never leaves the host."""
-    return address.startswith("127.") or address.strip("[]") in (
-        "::1",
-        "localhost",
-        "localhost.localdomain",
-        "ip6-localhost",
-    )
+    return address.startswith("127.") or address.strip("[]") in _LOOPBACK
 
 
 def host_of(address: str) -> str:
@@ -122,10 +113,8 @@ def spans(environ: Mapping[str, str]) -> Fact[tuple[str, ...]]:
     found = [name for name in _COUNTS if _number(environ.get(name, "")) > 1]
     if not (master and is_loopback(master)):
         found += [name for name in _HCCL if environ.get(name) and environ[name].strip("^=") != "lo"]
-        is_node_rank = (
-            environ.get("RANK") and not environ.get("LOCAL_RANK") and _number(environ.get("WORLD_SIZE", "")) > 1
-        )
-        if master and is_node_rank:  # ROLL counts nodes in WORLD_SIZE
+        is_node_rank = environ.get("RANK") and not environ.get("LOCAL_RANK")
+        if master and is_node_rank and _number(environ.get("WORLD_SIZE", "")) > 1:  # ROLL counts nodes in WORLD_SIZE
             found.append("WORLD_SIZE")
         if master and environ.get("NODE_RANK", "0").strip() not in ("", "0"):
             found.append("NODE_RANK")
@@ -168,9 +157,6 @@ class EnvironFacts(FactGroup):
     proxies_listen: Fact[dict[str, bool]] = fact(listen, "network.proxies")
     spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))
     master: Fact[Master] = fact(master)
-
-
-_CHAIN = r"type filter hook input priority [^;]+; policy (\w+);"
 
 
 class Firewall(NamedTuple):
@@ -253,10 +239,6 @@ _RULESETS = (
     ("nftables", "nf_tables", ("nft", "list", "ruleset"), drops_input, "no chain for input that drops"),
     ("iptables", "iptable_filter", ("iptables", "-S", "INPUT"), input_policy, "accepts"),
 )
-_TIMESYNC = "/run/systemd/timesync/synchronized"
-_LEAP = r"(?m)^Leap status\s*:\s*(.+?)\s*$"
-_NTP = r"(?m)^NTPSynchronized=(yes|no)\s*$"
-_OFFSET = r"(?m)^System time\s*:\s*([0-9.]+) seconds (?:slow|fast) of NTP time"
 
 
 class Clock(NamedTuple):
@@ -305,15 +287,8 @@ _TIMEKEEPERS: tuple[tuple[tuple[str, ...], Callable[[str], Clock | None], str], 
 )
 
 
-def _by_programs(reader: Callable[[Host], Fact[Any]]) -> Any:
-    """Declares the fact of a reader that is called from the level on at which programs run."""
-    return fact(
-        lambda host, spans: reader(host) if may_run(host, spans) else not_asked(first_level(spans)), "network.spans"
-    )
-
-
 class NetworkFacts(InterfaceFacts, EnvironFacts):
     """What is true of the network that the host itself uses."""
 
-    firewall: Fact[Firewall] = _by_programs(firewall)
-    clock: Fact[Clock] = _by_programs(clock)
+    firewall: Fact[Firewall] = by_programs(firewall)
+    clock: Fact[Clock] = by_programs(clock)

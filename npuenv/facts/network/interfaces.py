@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, of_file
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, not_asked, not_here, of_file
 from npuenv.host import Host, PathState
 
 if TYPE_CHECKING:
@@ -19,10 +19,23 @@ if TYPE_CHECKING:
 
 BASE = "HCCL_IF_BASE_PORT"
 RANGE = "HCCL_HOST_SOCKET_PORT_RANGE"
-AUTO = "auto"  # as the range: the system gives out what is free
+_AUTO = "auto"  # as the range: the system gives out what is free
 FIRST, COUNT = 60000, 32  # from which port on it listens when nothing is set, and on how many
 BASES = range(1024, 65521)  # what it takes for a base
 _MOST = 65535
+_LINES = "300"
+_LISTENING = "0A"
+_OWNER = r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)'
+_RANGE = r"(\d{1,5})(?:-(\d{1,5}))?"
+NET = "/sys/class/net"
+_ADDR = r"(?m)^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)"
+_ROUTE = re.compile(
+    r"\s*(?P<interface>\S+)\s+(?P<network>[0-9A-F]{8})\s+(?P<gateway>[0-9A-F]{8})\s+(?P<flags>[0-9A-F]{4,8})\s+\S+\s+\S+\s+"
+    r"(?P<metric>[0-9]{1,10})\s+(?P<mask>[0-9A-F]{8})(?:\s|$)"
+)
+_LEAF = r"\|--\s+([0-9.]+)\s*$"
+_LOCAL = r"/32 host LOCAL\s*$"
+HOSTS = "/etc/hosts"
 
 
 def from_base(base: int) -> tuple[int, ...]:
@@ -37,7 +50,7 @@ def told(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     Example: {"HCCL_HOST_SOCKET_PORT_RANGE": "50000,50010-50011"} -> (50000, 50010, 50011)
     """
     wanted = environment.get(RANGE, "").strip()
-    if wanted == AUTO:
+    if wanted == _AUTO:
         return ()
     if wanted:
         return _listed(wanted)
@@ -54,12 +67,6 @@ def _listed(text: str) -> tuple[int, ...] | None:
             return None
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return tuple(dict.fromkeys(found))[:COUNT]
-
-
-_LINES = "300"
-_LISTENING = "0A"
-_OWNER = r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)'
-_RANGE = r"(\d{1,5})(?:-(\d{1,5}))?"
 
 
 class Listener(NamedTuple):
@@ -121,12 +128,8 @@ def port_range(host: Host) -> Fact[PortRange]:
     """The kernel's own range and what is kept out of it."""
     place = "/proc/sys/net/ipv4/ip_local_port_range"
     looked, kept = host.look(place), host.look("/proc/sys/net/ipv4/ip_local_reserved_ports")
-    numbers = looked.text.split()
-    if (
-        looked.state is not PathState.FILE
-        or len(numbers) != 2
-        or not all(re.fullmatch(r"\d{1,5}", item) for item in numbers)
-    ):
+    numbers = looked.text.split() if looked.state is PathState.FILE else []
+    if len(numbers) != 2 or not all(re.fullmatch(r"\d{1,5}", item) for item in numbers):
         return unknown(Evidence(place, looked.error or looked.text[:80].strip() or looked.state.value))
     parts = (re.fullmatch(_RANGE, part.strip()) for part in kept.text.split(",") if kept.state is PathState.FILE)
     reserved = tuple((int(match[1]), int(match[2] or match[1])) for match in parts if match)
@@ -143,16 +146,6 @@ def _address(text: str) -> str:
     # Python prints those as ::ffff:7f00:1 before 3.13.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(address) if mapped is None else f"::ffff:{mapped}"
-
-
-NET = "/sys/class/net"
-_ADDR = r"(?m)^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)"
-_ROUTE = re.compile(
-    r"\s*(?P<interface>\S+)\s+(?P<network>[0-9A-F]{8})\s+(?P<gateway>[0-9A-F]{8})\s+(?P<flags>[0-9A-F]{4,8})\s+\S+\s+\S+\s+"
-    r"(?P<metric>[0-9]{1,10})\s+(?P<mask>[0-9A-F]{8})(?:\s|$)"
-)
-_LEAF = r"\|--\s+([0-9.]+)\s*$"
-_LOCAL = r"/32 host LOCAL\s*$"
 
 
 class Route(NamedTuple):
@@ -182,8 +175,7 @@ def interfaces(host: Host, *, may_run: bool = True) -> Fact[tuple[Interface, ...
     """All of them by name. Unknown where /sys/class/net cannot be listed, or where no address can be read at all."""
     listed = host.look(NET)
     if listed.state is not PathState.FOLDER:
-        state = absent if listed.state is PathState.ABSENT else unknown
-        return state(Evidence(NET, listed.error or listed.state.value))
+        return not_here(listed)
     ran = host.run(("ip", "-o", "addr"), timeout_s=4.0) if may_run else None
     addresses = (addresses_of_program(ran.out) if ran is not None and ran.code == 0 else None) or _by_files(host)
     if addresses is None:
@@ -289,9 +281,6 @@ def _interface(host: Host, name: str, addresses: list[tuple[str, str]]) -> Inter
     return Interface(name, text("operstate"), int(mtu) if re.fullmatch(r"[0-9]{1,7}", mtu) else None, own)
 
 
-HOSTS = "/etc/hosts"
-
-
 class HostName(NamedTuple):
     """The host's name. An address list is None where nobody could tell, empty where the name is not found."""
 
@@ -354,19 +343,24 @@ def addresses_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) > 1 and row[1] in ("STREAM", "DGRAM", "RAW")))
 
 
-def first_level(spans: Fact[tuple[str, ...]]) -> int:
-    """The level from which on programs run: earlier where there are several nodes (`network.spans`)."""
-    return 1 if spans.is_known else USE_LEVEL
-
-
-def may_run(host: Collector, spans: Fact[tuple[str, ...]]) -> bool:
-    """Whether programs run at this level."""
-    return host.level >= first_level(spans)
-
-
 def _by_level(reader: Callable[..., Fact[Any]]) -> Any:
     """Declares the fact of a reader that runs programs at some levels only."""
-    return fact(lambda host, spans: reader(host, may_run=may_run(host, spans)), "network.spans")
+    return fact(lambda host, spans: reader(host, may_run=host.level >= _first_level(spans)), "network.spans")
+
+
+def by_programs(reader: Callable[[Host], Fact[Any]]) -> Any:
+    """Declares the fact of a reader that is called from the level on at which programs run."""
+
+    def read(host: Collector, spans: Fact[tuple[str, ...]]) -> Fact[Any]:
+        first = _first_level(spans)
+        return reader(host) if host.level >= first else not_asked(first)
+
+    return fact(read, "network.spans")
+
+
+def _first_level(spans: Fact[tuple[str, ...]]) -> int:
+    """The level from which on programs run: earlier where there are several nodes (`network.spans`)."""
+    return 1 if spans.is_known else USE_LEVEL
 
 
 class InterfaceFacts(FactGroup):

@@ -24,20 +24,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npuenv.facts.npu.details import Questions
-    from npuenv.facts.npu.failures import QueryRefusal, SmiTrouble
-    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Spod, Topology
+    from npuenv.facts.npu.failures import SmiTrouble
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, QueryRefusal, Spod, Topology
     from npuenv.facts.npu.smi import NpuProcess, SmiTable
 
 
 T = TypeVar("T")
-BURN_LEVEL = 3  # from this level on, cards are kept busy for minutes
-BURN_S = 60
+_BURN_LEVEL = 3  # from this level on, cards are kept busy for minutes
+_BURN_S = 60
 PLACES = ("ascend-dmi", "/usr/local/Ascend/toolbox/latest/Ascend-DMI/bin/ascend-dmi")
-HEALTH_TIMEOUT_S = 240.0  # the document says at most two minutes for healthCheck
-AICORE_TIMEOUT_S = 600.0  # and three to eight minutes for one round of the aicore diagnosis
+_HEALTH_TIMEOUT_S = 240.0  # the document says at most two minutes for healthCheck
+_AICORE_TIMEOUT_S = 600.0  # and three to eight minutes for one round of the aicore diagnosis
 _WORDS = ("PASS", "HEALTH", "SKIP", "FAIL", "GENERAL_WARN", "IMPORTANT_WARN", "EMERGENCY_WARN")
 _ITEM = r"^\s+([A-Za-z][A-Za-z0-9_/ -]{0,40}):\s*$"
 _NOTE = r"^\s*\*\*\*\s*(\S.*)$"
+_LOOKED_UP_AT_MOST = 64
+_NAME_LENGTH = 15  # the kernel keeps this much of a program's name
+_STATUS = r"(?m)^(Name|State|Uid|PPid):\s*(\S+)"
+CLAIMS = "/proc/uda/namespace_node"
+_EXCLUSIVE_BELOW = 128  # namespaces with a smaller number own their devices alone
+_DMESG = ("dmesg", "--level=emerg,alert,crit,err,warn")  # a host's whole log can be megabytes
+_KINDS = (
+    ("conflict", r"Conflict open udevid"),
+    ("abnormal", r"\[ascend\].*Device is abnormal"),
+    ("exception", r"\[ascend\].*Get mntn message\. \(exception_id=0x(?P<code>[0-9A-Fa-f]{8})"),
+)
+_DEVICE = r"\b(?:dev_?id|udevid)=(\d{1,4})\b"
+_CLAIM = r"ns_id (\d+) identify (\S+) root_tgid (\d+) dev_num (\d+)(.*)"
+_MAPPED = r"\s*(\d+)\s+(\d+)\s*"
 
 
 class Dmi(NamedTuple):
@@ -62,8 +76,8 @@ def dmi(host: Host) -> Fact[Dmi]:
     evidence: list[Evidence] = []
     tail, code = "", 0
     for words, timeout_s in (
-        (("--dg", "--se", "healthCheck", "-q"), HEALTH_TIMEOUT_S),
-        (("--dg", "-i", "aicore", "-q"), AICORE_TIMEOUT_S),
+        (("--dg", "--se", "healthCheck", "-q"), _HEALTH_TIMEOUT_S),
+        (("--dg", "-i", "aicore", "-q"), _AICORE_TIMEOUT_S),
     ):
         ran = host.run((place, *words), timeout_s=timeout_s)
         command = " ".join((PLACES[0], *words))
@@ -131,11 +145,6 @@ def _idle(reader: Callable[[Collector], Fact[T]]) -> Callable[[Collector, Fact[S
     return read
 
 
-_LOOKED_UP_AT_MOST = 64
-_NAME_LENGTH = 15  # the kernel keeps this much of a program's name
-_STATUS = r"(?m)^(Name|State|Uid|PPid):\s*(\S+)"
-
-
 class Holder(NamedTuple):
     """A process on a card. It is `here` when this session sees a process of that number that can be the one."""
 
@@ -187,19 +196,6 @@ def _holder(process: NpuProcess, status: dict[str, str]) -> Holder:
     )
 
 
-CLAIMS = "/proc/uda/namespace_node"
-EXCLUSIVE_BELOW = 128  # namespaces with a smaller number own their devices alone
-_DMESG = ("dmesg", "--level=emerg,alert,crit,err,warn")  # a host's whole log can be megabytes
-_KINDS = (
-    ("conflict", r"Conflict open udevid"),
-    ("abnormal", r"\[ascend\].*Device is abnormal"),
-    ("exception", r"\[ascend\].*Get mntn message\. \(exception_id=0x(?P<code>[0-9A-Fa-f]{8})"),
-)
-_DEVICE = r"\b(?:dev_?id|udevid)=(\d{1,4})\b"
-_CLAIM = r"ns_id (\d+) identify (\S+) root_tgid (\d+) dev_num (\d+)(.*)"
-_MAPPED = r"\s*(\d+)\s+(\d+)\s*"
-
-
 class KernelEvent(NamedTuple):
     """Something that the driver wrote to the kernel's log; equal ones are told once, with their last line."""
 
@@ -219,7 +215,7 @@ class Claim(NamedTuple):
 
     @property
     def is_exclusive(self) -> bool:
-        return self.namespace < EXCLUSIVE_BELOW
+        return self.namespace < _EXCLUSIVE_BELOW
 
 
 def parse_kernel_log(text: str) -> tuple[KernelEvent, ...]:
@@ -256,11 +252,11 @@ def parse_claims(text: str) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def events(host: Host, *, timeout_s: float = 10.0) -> Fact[tuple[KernelEvent, ...]]:
+def events(host: Host) -> Fact[tuple[KernelEvent, ...]]:
     """The driver's troubles since the boot; unknown where this user may not read the log."""
-    ran = host.run(_DMESG, timeout_s=timeout_s)
+    ran = host.run(_DMESG)
     if "unrecognized option" in ran.err or "unknown option" in ran.err:
-        ran = host.run(_DMESG[:1], timeout_s=timeout_s)
+        ran = host.run(_DMESG[:1])
     command = " ".join(ran.argv)
     if ran.is_absent:
         return absent(Evidence(command, "not found"))
@@ -316,5 +312,5 @@ class NpuFacts(DriverFacts):
     silent: Fact[tuple[QueryRefusal, ...]] = _details("silent")
     # Fact of these -> the cards that it lacks, and what they said instead.
     unread: Fact[dict[str, dict[str, Evidence]]] = _details("unread", level=1)
-    burn: Fact[Devices] = fact(_idle(lambda host: devices(host, host.python, BURN_S)), "npu.smi", level=BURN_LEVEL)
-    dmi: Fact[Dmi] = fact(_idle(dmi), "npu.smi", level=BURN_LEVEL)
+    burn: Fact[Devices] = fact(_idle(lambda host: devices(host, host.python, _BURN_S)), "npu.smi", level=_BURN_LEVEL)
+    dmi: Fact[Dmi] = fact(_idle(dmi), "npu.smi", level=_BURN_LEVEL)

@@ -11,7 +11,8 @@ from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import first_line, plain_lines
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.driver import SMI_PLACES
-from npuenv.facts.npu.failures import QueryRefusal, SmiFailure, find_trouble, refusal
+from npuenv.facts.npu.failures import SmiFailure, find_trouble
+from npuenv.facts.npu.queries import QueryRefusal, refusal
 from npuenv.facts.npu.smi import Card, Layout, SmiTable
 
 if TYPE_CHECKING:

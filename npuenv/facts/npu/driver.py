@@ -20,6 +20,7 @@ from npuenv.facts.collector import (
     line_with,
     made_of,
     not_asked,
+    not_here,
     of_file,
     pairs,
     plain_lines,
@@ -36,13 +37,16 @@ if TYPE_CHECKING:
 
 ROOT = "/usr/local/Ascend"
 INSTALL_INFO = "/etc/ascend_install.info"
-SMI_TIMEOUT_S = 20.0  # npu-smi hangs when the driver is sick
 SMI_PLACES = ("npu-smi", "/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
 _PCI_ROW = (
     r"(?i)(?:^|\s)(?P<place>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) "
     r"(?:(?:Class )?1200: 19e5:|Processing accelerators: Huawei[^:]*\bDevice )(?P<device>[0-9a-f]{4})\b"
 )
 _MANAGERS = (("/dev/davinci_manager",), ("/dev/devmm_svm", "/dev/svm0"), ("/dev/hisi_hdc",))
+LOG = "/var/log/ascend_seclog/ascend_install.log"
+_LINE = r"\[(Driver|Firmware)\] (?:\[[^\]]*\] )?\[(INFO|WARNING|ERROR)\]\s*(.*)$"
+VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+_NO_CARDS = ("", "NoDevFiles")
 
 
 class VersionInfo(NamedTuple):
@@ -75,14 +79,27 @@ class Nodes(NamedTuple):
         return [int(node.path.removeprefix("/dev/davinci")) for node in self.cards]
 
 
-def driver(host: Host) -> Fact[VersionInfo]:
-    """The driver's version file, at the place that the installer recorded or at the usual one."""
-    return _version_info(host, "driver")
+def version_info(host: Host, part: str) -> Fact[VersionInfo]:
+    """The version file of the driver or the firmware, at the place that the installer recorded or at the usual one.
 
-
-def firmware(host: Host) -> Fact[VersionInfo]:
-    """The firmware's version file; containers rarely have it."""
-    return _version_info(host, "firmware")
+    Containers rarely have that of the firmware.
+    """
+    tried: list[Evidence] = []
+    for path in dict.fromkeys(f"{root}/{part}/version.info" for root in (_root(host, part.capitalize()), ROOT)):
+        text = file_text(host, path)
+        tried += text.evidence
+        if text.state is State.UNKNOWN:
+            return unknown(*tried)
+        if text.value is None:
+            continue
+        fields = pairs(text.value)
+        key = next((name for name in fields if name.lower() == "version"), "Version")
+        version, line = fields.get(key, ""), line_with(text.value, key)
+        if not re.fullmatch(r"[0-9]+(\.[0-9A-Za-z]+)+", version):
+            return unknown(Evidence(path, line or text.evidence[0].line))
+        compatible = (fields.get(f"compatible_version_{name}", "") for name in ("fw", "drv"))
+        return known(VersionInfo(version, path, *compatible), Evidence(path, line))
+    return absent(*tried)
 
 
 @of_file(INSTALL_INFO)
@@ -92,8 +109,8 @@ def install_info(text: str) -> Fact[dict[str, str]] | None:
     return known(fields, Evidence(INSTALL_INFO, first_line(text))) if fields else None
 
 
-def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiTrouble]:
-    """The card table, or the trouble instead of it; absent where there is no such program."""
+def smi(host: Host, *, timeout_s: float = 20.0) -> Fact[SmiTable | SmiTrouble]:
+    """The card table, or the trouble instead of it (it hangs when the driver is sick); absent without the program."""
     command = "npu-smi info"
     for place in SMI_PLACES:
         ran = host.run((place, "info"), timeout_s=timeout_s)
@@ -119,9 +136,8 @@ def table_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTable]:
 
 def trouble_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTrouble]:
     """The trouble; absent where there is a table."""
-    return made_of(
-        smi, lambda value: known(value, *smi.evidence) if isinstance(value, SmiTrouble) else absent(*smi.evidence)
-    )
+    lines = smi.evidence
+    return made_of(smi, lambda value: known(value, *lines) if isinstance(value, SmiTrouble) else absent(*lines))
 
 
 def nodes(host: Host) -> Fact[Nodes]:
@@ -176,9 +192,7 @@ def topology_files(host: Host) -> Fact[tuple[str, ...]]:
     looked = host.look(path)
     if looked.state is PathState.FOLDER:
         return known(looked.names, Evidence(path, " ".join(looked.names) or "empty"))
-    if looked.state is PathState.ABSENT:
-        return absent(Evidence(path, "absent"))
-    return unknown(Evidence(path, looked.error or looked.state.value))
+    return not_here(looked)
 
 
 @of_file("/proc/modules")
@@ -220,33 +234,10 @@ def _library_folders(host: Host) -> list[str]:
     return [f"{_root(host, 'Driver')}/driver/lib64/{part}" for part in ("common", "driver")]
 
 
-def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
-    tried: list[Evidence] = []
-    for path in dict.fromkeys(f"{root}/{part}/version.info" for root in (_root(host, part.capitalize()), ROOT)):
-        text = file_text(host, path)
-        tried += text.evidence
-        if text.value is None:
-            if text.state is State.UNKNOWN:
-                return unknown(*tried)
-            continue
-        fields = pairs(text.value)
-        key = next((name for name in fields if name.lower() == "version"), "Version")
-        version, line = fields.get(key, ""), line_with(text.value, key)
-        if not re.fullmatch(r"[0-9]+(\.[0-9A-Za-z]+)+", version):
-            return unknown(Evidence(path, line or text.evidence[0].line))
-        compatible = (fields.get(f"compatible_version_{part}", "") for part in ("fw", "drv"))
-        return known(VersionInfo(version, path, *compatible), Evidence(path, line))
-    return absent(*tried)
-
-
 def _node(host: Host, path: str) -> DeviceNode:
     looked = host.look(path)
     is_openable = looked.state is PathState.DEVICE and looked.is_writable
     return DeviceNode(path, is_openable, "" if is_openable else looked.error or looked.state.value)
-
-
-LOG = "/var/log/ascend_seclog/ascend_install.log"
-_LINE = r"\[(Driver|Firmware)\] (?:\[[^\]]*\] )?\[(INFO|WARNING|ERROR)\]\s*(.*)$"
 
 
 class Changed(NamedTuple):
@@ -322,10 +313,6 @@ def parse_installer(text: str) -> Installer | None:
     return Installer(part, "installed", needs, (), done)
 
 
-VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
-_NO_CARDS = ("", "NoDevFiles")
-
-
 def visible(environment: Mapping[str, str], count: int) -> int | None:
     """How many of `count` cards a session sees; None where the variable cannot be read."""
     value = environment.get(VARIABLE)
@@ -355,8 +342,8 @@ def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]
 
 
 class DriverFacts(FactGroup):
-    driver: Fact[VersionInfo] = fact(driver)
-    firmware: Fact[VersionInfo] = fact(firmware)
+    driver: Fact[VersionInfo] = fact(lambda host: version_info(host, "driver"))
+    firmware: Fact[VersionInfo] = fact(lambda host: version_info(host, "firmware"))
     install_info: Fact[dict[str, str]] = fact(install_info)
     driver_libraries: Fact[tuple[str, ...]] = fact(libraries)
     library_files: Fact[dict[str, tuple[str, ...]]] = fact(library_files)

@@ -1,4 +1,4 @@
-"""How npu-smi fails: as a whole, and on a query about one thing. Only its words tell: exit codes carry no meaning."""
+"""How npu-smi fails as a whole. Only its words tell: exit codes carry no meaning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import re
 from typing import NamedTuple
 
-from npuenv.facts.collector import plain_lines
+_RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
 
 
 class SmiFailure(enum.Enum):
@@ -35,7 +35,6 @@ class SmiTrouble(NamedTuple):
         return self.kind is SmiFailure.IN_USE
 
 
-_RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
 _TROUBLES = (
     (SmiFailure.LIBRARY, r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):"),
     (SmiFailure.IN_USE, rf"because the device is used\. {_RET}"),
@@ -57,30 +56,3 @@ def find_trouble(lines: list[str]) -> SmiTrouble:
                 return SmiTrouble(kind, line.strip(), ret, found.get("library"))
     first = next((line.strip() for line in lines if line.strip()), "")
     return SmiTrouble(SmiFailure.UNREADABLE, first)
-
-
-class QueryRefusal(NamedTuple):
-    """Why a query has no answer."""
-
-    kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked
-    line: str
-    ret: int | None = None
-
-
-_REFUSALS = (
-    ("unsupported", r"This device does not support querying [\w-]+"),
-    ("invalid-card", r"Invalid card id\.|Error parameter of -i"),
-    ("failed", r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b"),
-    ("unsupported", r"Command or option is not found|Error parameter of -t"),
-)
-
-
-def refusal(text: str) -> QueryRefusal | None:
-    """Why a query was refused; None where none of the known words is there."""
-    for line in plain_lines(text):
-        for kind, pattern in _REFUSALS:
-            found = re.search(pattern, line)
-            if found:
-                numbers = [value for value in found.groupdict().values() if value]
-                return QueryRefusal(kind, line.strip(), int(numbers[0]) if numbers else None)
-    return None

@@ -24,9 +24,37 @@ HEALTHS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")  # all that the tool
 VERSION = re.compile(r"[0-9]+(?:\.[0-9A-Za-z]+)+")  # 25.0.rc1.b010, 7.1.0.11.220
 BUS_ID = re.compile(r"[0-9A-Fa-f]{4,}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
 _CHIP_NAME = re.compile(r"(?:Ascend ?)?[0-9]{3}(?:[A-Za-z0-9_-]*[A-Za-z0-9])?")  # 910, 310P3, Ascend950PR
+_REFUSALS = (
+    ("unsupported", r"This device does not support querying [\w-]+"),
+    ("invalid-card", r"Invalid card id\.|Error parameter of -i"),
+    ("failed", r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b"),
+    ("unsupported", r"Command or option is not found|Error parameter of -t"),
+)
+_HEAD = ("NPU ID", "Chip Count")
+_HEALTH = ("Health Status", "Health", "Error Code", "Error Information", "Chip ID", *_HEAD)
+_BITS = (
+    "Single Bit Error Count", "Double Bit Error Count", "Single Bit Aggregate Total Err Cnt",
+    "Double Bit Aggregate Total Err Cnt", "Single Bit Isolated Pages Count", "Double Bit Isolated Pages Count",
+    "Single Bit Next-Isolated Pages Count", "Double Bit Next-Isolated Pages Count",
+)  # fmt: skip
+_ECC = (*(f"{memory} {name}" for memory in ("DDR", "HBM") for name in _BITS), "Chip ID", *_HEAD)
+_BOARD = (
+    "Product Name", "NPU Name", "Chip Name", "Chip Type", "Chip Version", "Model", "Software Version",
+    "Firmware Version", "Compatibility", "Board ID", "PCIe Bus Info", "PCI Device ID", "Chip ID", *_HEAD,
+)  # fmt: skip
+_SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
+_EVENT = r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$"
+_WORD = re.compile(r"[0-9A-Za-z]+")
+_WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
+_PCI_ID = re.compile(r"0x[0-9A-Fa-f]{4}")
+_AFFINITY = r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*"
+_COLUMNS = r"\s{2,}|\t+"
+_MAPPED = r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD"
+_CHIP = r"(?:NPU|Phy-ID)(\d+)"
+_LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
 
 
-def whole_lines(text: str) -> list[str]:
+def _whole_lines(text: str) -> list[str]:
     """The same without a last line that has no end: half a number reads like a whole one."""
     lines = plain_lines(text)
     return lines if not lines or text.endswith(("\n", "\r")) else lines[:-1]
@@ -39,7 +67,7 @@ def labelled(line: str, labels: re.Pattern[str]) -> tuple[str, str] | None:
 
 
 @functools.cache
-def pattern_of(labels: tuple[str, ...]) -> re.Pattern[str]:
+def _pattern_of(labels: tuple[str, ...]) -> re.Pattern[str]:
     """What finds one of the labels before a colon. A longer label wins over a shorter one that it ends with."""
     words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
     # What ends a log's prefix may stand before it; anything else makes it the end of another label: `Physical Chip ID`.
@@ -76,28 +104,12 @@ def formed(text: str | None, form: re.Pattern[str]) -> str | None:
     return text if text is not None and form.fullmatch(text.strip()) else None
 
 
-_HEAD = ("NPU ID", "Chip Count")
-_HEALTH = ("Health Status", "Health", "Error Code", "Error Information", "Chip ID", *_HEAD)
-_BITS = (
-    "Single Bit Error Count", "Double Bit Error Count", "Single Bit Aggregate Total Err Cnt",
-    "Double Bit Aggregate Total Err Cnt", "Single Bit Isolated Pages Count", "Double Bit Isolated Pages Count",
-    "Single Bit Next-Isolated Pages Count", "Double Bit Next-Isolated Pages Count",
-)  # fmt: skip
-_ECC = (*(f"{memory} {name}" for memory in ("DDR", "HBM") for name in _BITS), "Chip ID", *_HEAD)
-_BOARD = (
-    "Product Name", "NPU Name", "Chip Name", "Chip Type", "Chip Version", "Model", "Software Version",
-    "Firmware Version", "Compatibility", "Board ID", "PCIe Bus Info", "PCI Device ID", "Chip ID", *_HEAD,
-)  # fmt: skip
-_SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
-_EVENT = r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$"
-_WORD = re.compile(r"[0-9A-Za-z]+")
-_WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
-_PCI_ID = re.compile(r"0x[0-9A-Fa-f]{4}")
-_AFFINITY = r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*"
-_COLUMNS = r"\s{2,}|\t+"
-_MAPPED = r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD"
-_CHIP = r"(?:NPU|Phy-ID)(\d+)"
-_LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
+class QueryRefusal(NamedTuple):
+    """Why a query has no answer."""
+
+    kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked
+    line: str
+    ret: int | None = None
 
 
 class Health(NamedTuple):
@@ -175,7 +187,7 @@ class FaultEvent(NamedTuple):
 def parse_health(text: str) -> tuple[Health, ...]:
     """One per chip; those without a readable state are left out."""
     found = []
-    for head, block in _blocks(_health_lines(text), pattern_of(_HEALTH)):
+    for head, block in _blocks(_health_lines(text), _pattern_of(_HEALTH)):
         status = next((word for word in block.get("Health Status", block.get("Health", "")).split() if word), "")
         if status in HEALTHS:
             codes = tuple(re.findall(r"\b[0-9A-F]{8}\b", block.get("Error Code", "")))
@@ -187,8 +199,8 @@ def parse_health(text: str) -> tuple[Health, ...]:
 def _health_lines(text: str) -> list[str]:
     """The lines; those that continue the error information with an empty label are joined to it, by line breaks."""
     lines: list[str] = []
-    begins = pattern_of(("Error Information",))
-    for line in whole_lines(text):
+    begins = _pattern_of(("Error Information",))
+    for line in _whole_lines(text):
         more = re.fullmatch(r"\s*:\s+(\S.*)", line)
         if more and lines and begins.search(lines[-1].split("\n", 1)[0]):
             lines[-1] += "\n" + more[1].strip()
@@ -200,7 +212,7 @@ def _health_lines(text: str) -> list[str]:
 def parse_ecc(text: str) -> tuple[Ecc, ...]:
     """One per chip that shows a counter."""
     found = []
-    for head, block in _blocks(whole_lines(text), pattern_of(_ECC)):
+    for head, block in _blocks(_whole_lines(text), _pattern_of(_ECC)):
         counts = {label: integer(value) for label, value in block.items() if label != "Chip ID"}
         known = {label: count for label, count in counts.items() if count is not None}
         if known:
@@ -211,7 +223,7 @@ def parse_ecc(text: str) -> tuple[Ecc, ...]:
 def parse_board(text: str) -> tuple[Board, ...]:
     """One per card or chip."""
     found = []
-    for head, block in _blocks(whole_lines(text), pattern_of(_BOARD)):
+    for head, block in _blocks(_whole_lines(text), _pattern_of(_BOARD)):
         said = {label: word(value) for label, value in block.items()}
         if any(value for label, value in said.items() if label != "Chip ID"):
             found.append(
@@ -228,7 +240,7 @@ def parse_board(text: str) -> tuple[Board, ...]:
 
 def parse_spod(text: str) -> Spod | None:
     """The place in the super pod; None where the text holds none."""
-    for head, block in _blocks(whole_lines(text), pattern_of(_SPOD)):
+    for head, block in _blocks(_whole_lines(text), _pattern_of(_SPOD)):
         names = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index")
         values = [integer(block.get(name)) for name in names]
         if any(value is not None for value in values):
@@ -281,7 +293,7 @@ def parse_map(text: str) -> tuple[Mapped, ...]:
     """The rows of `-m`, by the names of its columns."""
     columns: list[str] = []
     rows = []
-    for line in whole_lines(text):
+    for line in _whole_lines(text):
         cells = [cell for cell in re.split(_COLUMNS, line.strip()) if cell]
         if "NPU ID" in cells and "Chip Name" in cells:
             columns = cells[cells.index("NPU ID") :]
@@ -301,7 +313,7 @@ def parse_topology(text: str) -> Topology | None:
     has_cpus = False
     links: dict[int, dict[int, str]] = {}
     affinity: dict[int, str] = {}
-    for line in whole_lines(text):
+    for line in _whole_lines(text):
         head, title, _ = line.partition("CPU Affinity")
         words = head.split()
         # Without a log's prefix, which ends where the first card's name begins.
@@ -331,8 +343,8 @@ def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
     """(the count that it says, the events) of `-t current-fault-event`."""
     count: int | None = None
     events = []
-    labels = pattern_of(("Fault Event Count",))
-    for line in whole_lines(text):
+    labels = _pattern_of(("Fault Event Count",))
+    for line in _whole_lines(text):
         read = labelled(line, labels)
         if read:
             count = integer(read[1])
@@ -340,3 +352,14 @@ def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
         if event:
             events.append(FaultEvent(None, event[1][2:].upper(), int(event[2]), event[3] or ""))
     return count, tuple(events)
+
+
+def refusal(text: str) -> QueryRefusal | None:
+    """Why a query was refused; None where none of the known words is there."""
+    for line in plain_lines(text):
+        for kind, pattern in _REFUSALS:
+            found = re.search(pattern, line)
+            if found:
+                numbers = [value for value in found.groupdict().values() if value]
+                return QueryRefusal(kind, line.strip(), int(numbers[0]) if numbers else None)
+    return None

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TITLE = r"npu-smi\s+(\S+)\s+Version:\s*(\S+)"
-_HEALTH_HEAD = r"\|\s*Health\s*\|"
+_BEGINNING = rf"{_TITLE}|\|\s*Health\s*\|"
 _PAIR = re.compile(r"[0-9]+\s*/\s*[0-9]+")
 _ONE = re.compile(r"[^\s/]+")
 _VALUE = rf"{_PAIR.pattern}|\S+"
 _COLUMN = r"[A-Za-z][A-Za-z-]*(?: [A-Za-z]+)?\([^)]*\)"  # a name with its unit: `NPU Util(%)`
-VIRTUAL_FROM = 32768  # NPU ids of slices of a card
+_VIRTUAL_FROM = 32768  # NPU ids of slices of a card
 _IDLE = r"No running processes found in NPU (\d+)$"
 
 
@@ -61,7 +61,7 @@ class Card:
     @property
     def is_virtual(self) -> bool:
         """True for a slice of a card, as it shows inside a container or virtual machine."""
-        return self.npu >= VIRTUAL_FROM
+        return self.npu >= _VIRTUAL_FROM
 
 
 class NpuProcess(NamedTuple):
@@ -110,9 +110,7 @@ def _tables(lines: list[str]) -> Iterator[SmiTable]:
     """Each table of a text that holds several: the tool asked twice, or a terminal that showed it again."""
     reader = _TableReader()
     for line in lines:
-        if reader.layout is not None and (
-            re.search(_TITLE, line) or re.search(_HEALTH_HEAD, line)
-        ):  # another one begins
+        if reader.layout is not None and re.search(_BEGINNING, line):  # another one begins
             yield reader.table()
             reader = _TableReader()
         reader.read(line)
@@ -334,10 +332,8 @@ def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[s
     columns: list[list[re.Match[str]]] = [[] for _ in shapes]
     for item in items:
         columns[max(bisect_right(starts, item.start()) - 1, 0)].append(item)
-    return [
-        found[0].group() if len(found) == 1 and _fits(shape, found[0]) else None
-        for shape, found in zip(shapes, columns)
-    ]
+    pairs = zip(shapes, columns)
+    return [found[0].group() if len(found) == 1 and _fits(shape, found[0]) else None for shape, found in pairs]
 
 
 def _fits(shape: re.Pattern[str], item: re.Match[str]) -> bool:

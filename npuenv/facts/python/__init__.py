@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from npuenv.facts.python.packages import Elf, Files, Hashes, Packages
 
 
-IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
-DEVICES_TIMEOUT_S = 105.0  # importing, then at most 25 s to count the devices and 40 s to use them
+_IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
+_DEVICES_TIMEOUT_S = 105.0  # importing, then at most 25 s to count the devices and 40 s to use them
 USUAL = "python3"
 # What stands for it where there is none of that name, as in images that bring one version alone.
 OTHERS = ("python", *(f"python3.{minor}" for minor in range(14, 8, -1)))
@@ -49,6 +49,20 @@ _LOADER = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "import os; exec(compile(os.environ.pop('NPUENV_PROGRAM'), 'npuenv', 'exec'))"
 )
+# Module -> the distributions of which one has to be installed for it to be tried, by what the host is for.
+_FOR_CPU = {"numpy": ("numpy",), "transformers": ("transformers",), "ray": ("ray",), "torchvision": ("torchvision",)}
+_FOR_NPU = {
+    **_FOR_CPU,
+    "pyarrow": ("pyarrow",),
+    "tensordict": ("tensordict",),
+    "torchaudio": ("torchaudio",),
+    "triton": ("triton-ascend", "triton"),
+    "vllm": ("vllm",),
+    "vllm_ascend": ("vllm-ascend",),
+    "verl": ("verl",),
+}
+_WITHOUT_TORCH = frozenset({"numpy", "pyarrow", "ray"})
+_IMPORT_S = 60.0  # at level 1: torch with torch_npu took more than 25 s on a busy machine with two cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +224,7 @@ def _gone(host: Host, python: str) -> Fact[Broken]:
     return absent(Evidence(folder, state.value))
 
 
-def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIMEOUT_S) -> Fact[Import]:
+def imports(host: Host, python: str, module: str, timeout_s: float = _IMPORT_TIMEOUT_S) -> Fact[Import]:
     """What `import MODULE` does in a fresh process, with the session's own environment."""
     answer = ask(host, python, "imports", module, timeout_s=timeout_s)
     command = f"{python} -c 'import {module}'"
@@ -230,7 +244,7 @@ def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIME
 def devices(host: Host, python: str, burn_s: int = 0) -> Fact[Devices]:
     """Count, copies and products on every device, compared with the CPU's; uses the devices, for `burn_s` at least."""
     words = (str(burn_s),) if burn_s else ()
-    answer = ask(host, python, "devices", *words, timeout_s=DEVICES_TIMEOUT_S + burn_s)
+    answer = ask(host, python, "devices", *words, timeout_s=_DEVICES_TIMEOUT_S + burn_s)
     command = " ".join((f"{python} (devices", *words)) + ")"
     if answer.value is None:
         return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
@@ -268,35 +282,14 @@ def ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> Fa
         document = parse_json(line, has_nan=True)
     except JsonError:
         document = None
-    return (
-        known(document, Evidence(command, ""))
-        if isinstance(document, dict)
-        else unknown(Evidence(command, _MARK + line))
-    )
+    is_read = isinstance(document, dict)
+    return known(document, Evidence(command, "")) if is_read else unknown(Evidence(command, _MARK + line))
 
 
 def _ending(ran: Ran) -> str:
     if ran.code is not None and ran.code < 0:
         return f"ended by signal {-ran.code}"
     return why_failed(ran)
-
-
-T = TypeVar("T")
-# Module -> the distributions of which one has to be installed for it to be tried, by what the host is for.
-_FOR_CPU = {"numpy": ("numpy",), "transformers": ("transformers",), "ray": ("ray",), "torchvision": ("torchvision",)}
-_FOR_NPU = {
-    **_FOR_CPU,
-    "pyarrow": ("pyarrow",),
-    "tensordict": ("tensordict",),
-    "torchaudio": ("torchaudio",),
-    "triton": ("triton-ascend", "triton"),
-    "vllm": ("vllm",),
-    "vllm_ascend": ("vllm-ascend",),
-    "verl": ("verl",),
-}
-
-_WITHOUT_TORCH = frozenset({"numpy", "pyarrow", "ray"})
-_IMPORT_S = 60.0  # at level 1: torch with torch_npu took more than 25 s on a busy machine with two cores
 
 
 def tried(framework: str | None) -> Mapping[str, tuple[str, ...]]:
@@ -353,7 +346,7 @@ def _hashes(host: Collector, _: Python) -> Fact[Hashes]:
 
 
 def _elf(host: Collector, python: Python, packages: Fact[Packages]) -> Fact[Elf]:
-    def ask(found: Packages) -> Fact[Elf]:
+    def read(found: Packages) -> Fact[Elf]:
         from npuenv.facts.python.packages import elf
 
         files = [path for paths in found.extensions.values() for path in paths]
@@ -363,7 +356,7 @@ def _elf(host: Collector, python: Python, packages: Fact[Packages]) -> Fact[Elf]
         near = dict.fromkeys(f"{prefix}/lib" for prefix in (python.prefix, base) if prefix)
         return elf(host, files, near=tuple(near), timeout_s=host.timeout(10, 60))
 
-    return made_of(packages, ask)
+    return made_of(packages, read)
 
 
 def _import(host: Collector, python: Python, module: str, torch: Fact[Import] | None = None) -> Fact[Import]:
@@ -383,9 +376,8 @@ def _imports(
     """Each module in a process of its own, one after the other; absent where none of them is installed."""
     if not host.imports:
         return not_asked(1)
-    wanted = [
-        name for name, owners in tried(host.framework).items() if any(owner in python.distributions for owner in owners)
-    ]
+    modules = tried(host.framework).items()
+    wanted = [name for name, owners in modules if any(owner in python.distributions for owner in owners)]
     if not wanted:
         return absent(Evidence(f"{host.python} (inventory)", "none of the modules is installed"))
     # With its autoload torch brings torch_npu in, and most of the others bring in torch.

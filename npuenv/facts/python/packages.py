@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npuenv.host import Host
 
 T = TypeVar("T")
+WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.shared_objects`
 
 
 class MetadataTrouble(NamedTuple):
@@ -155,17 +156,9 @@ def _part(
 
 
 def _packages(found: Mapping[str, Any]) -> Packages:
-    return from_json(
-        Packages,
-        {
-            **found,
-            "unreadable": {item["place"]: item["why"] for item in found["unreadable"]},
-            "gone_sources": {item["name"]: item["folder"] for item in found["gone_sources"]},
-        },
-    )
-
-
-WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.shared_objects`
+    unreadable = {item["place"]: item["why"] for item in found["unreadable"]}
+    gone_sources = {item["name"]: item["folder"] for item in found["gone_sources"]}
+    return from_json(Packages, {**found, "unreadable": unreadable, "gone_sources": gone_sources})
 
 
 class MissingLibrary(NamedTuple):

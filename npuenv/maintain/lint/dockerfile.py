@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from npuenv.core import versions
 from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.finding import Location
-from npuenv.core.shellscript import UNKNOWN, LineMap, expand, source_of, tokens
+from npuenv.core.shellwords import UNKNOWN, LineMap, expand, source_of, tokens
 from npuenv.maintain.lint.script import ScriptReader, turns_tls_off
 from npuenv.maintain.lint.values import BaseImage, EnvSetting, LintedScript, Remark
 

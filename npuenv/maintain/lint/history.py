@@ -11,7 +11,7 @@ from packaging.requirements import Requirement as PackagingRequirement
 
 from npuenv.core import versions
 from npuenv.core.finding import Location
-from npuenv.core.shellscript import ARCHES
+from npuenv.core.shellwords import ARCHES
 from npuenv.maintain.lint.values import (
     BaseImage,
     Clone,

@@ -21,7 +21,7 @@ from packaging.utils import parse_sdist_filename, parse_wheel_filename
 from npuenv.core import versions
 from npuenv.core.documents import parse_toml
 from npuenv.core.finding import Location
-from npuenv.core.shellscript import ARCHES
+from npuenv.core.shellwords import ARCHES
 from npuenv.maintain.lint.values import Requirement, RequirementFile
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _arch_of(marker: Marker | None) -> str | None:
 
 def _holds(marker: Marker, arch: str, python: str) -> bool:
     try:
-        return marker.evaluate(versions.marker_environment(arch, python, 9))
+        return marker.evaluate(versions.marker_environment(arch, python, f"{python}.9"))
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidSpecifier):
         return False
 

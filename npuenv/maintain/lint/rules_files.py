@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.finding import Finding, Location
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import ARCH, ARCHES, UNKNOWN
+from npuenv.core.shellwords import ARCH, ARCHES, UNKNOWN
 from npuenv.core.versions import requirement_name, specifier
 from npuenv.maintain.lint.values import (
     Clone,

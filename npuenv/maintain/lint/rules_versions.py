@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import ARCHES
+from npuenv.core.shellwords import ARCHES
 from npuenv.core.versions import covers_cann
 from npuenv.maintain.lint.rules_files import together, torch_pairs
 from npuenv.maintain.lint.values import Event, LintedTree, PipInstall, Requirement, Uninstall, disjoint, finding

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.finding import Location
-from npuenv.core.shellscript import ARCH, UNKNOWN, Command, LineMap, commands
+from npuenv.core.shellscript import Command, commands
+from npuenv.core.shellwords import ARCH, UNKNOWN, LineMap
 from npuenv.maintain.lint.requirement_files import parse_requirement
 from npuenv.maintain.lint.values import Clone, EnvSetting, Event, PipInstall, Remark, Requirement, Uninstall
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from packaging.version import Version
 
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import ARCHES
+from npuenv.core.shellwords import ARCHES
 from npuenv.core.versions import exact
 from npuenv.index.metadata import (
     Requires,

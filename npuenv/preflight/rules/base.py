@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import UNKNOWN
+from npuenv.core.shellwords import UNKNOWN
 from npuenv.preflight.launch import Change, Launch, LaunchFinding, LaunchSetting, launch_finding
 
 if TYPE_CHECKING:

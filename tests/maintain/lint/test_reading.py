@@ -12,7 +12,8 @@ from packaging.specifiers import SpecifierSet
 from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import ARCH, UNKNOWN, commands, expand, source_of
+from npuenv.core.shellscript import commands
+from npuenv.core.shellwords import ARCH, UNKNOWN, expand, source_of
 from npuenv.maintain.lint import gather, lint_paths
 from npuenv.maintain.lint.dockerfile import image_of, read_dockerfile, read_shell_script
 from npuenv.maintain.lint.requirement_files import logical_lines, parse_requirement
