@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import ExitCode
 from npuenv.diagnose.compatibility import fix_commands, model_signs, version_signs
-from npuenv.diagnose.facts import plain, read_facts
+from npuenv.diagnose.facts import read_facts
 from npuenv.diagnose.outcome import outcome_signs
 from npuenv.diagnose.ranking import MatchContext, judge
 from npuenv.diagnose.signals import machine_signs
@@ -40,23 +40,19 @@ def diagnose(paste: Paste, matrix: Matrix | None = None, patterns: ErrorPatterns
     """What a report shows. Raises nothing for any text."""
     matrix, patterns = matrix or load_matrix(), patterns or load_error_patterns()
     text = Text(drop_boilerplate(strip_prefixes(paste.lines), patterns.boilerplate))
-    facts = read_facts(Text(tuple(map(plain, text.lines))), matrix)
+    facts = read_facts(text, matrix)
     signs = signs_of(facts, text, matrix, patterns)
     judged = judge(patterns, MatchContext(text, signs, facts.codes))
     return Diagnosis(
         verdict=judged.verdict,
         causes=tuple(replace(cause, commands=fix_commands(cause.id, facts, matrix)) for cause in judged.causes),
-        observations=(*_own(paste), *judged.observations),
+        # A report of npuenv's doctor names its findings itself.
+        observations=(*([Observation("own-report", paste.own)] if paste.own else []), *judged.observations),
         because=judged.because,
         missing=_missing(paste, facts, signs, judged.verdict, judged.causes),
         facts=facts,
         exit_code=_EXIT[judged.verdict],
     )
-
-
-def _own(paste: Paste) -> tuple[Observation, ...]:
-    """That the paste holds a report of npuenv's doctor, which names its findings itself."""
-    return () if paste.own is None else (Observation("own-report", paste.own),)
 
 
 def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Mapping[str, PasteLine]:
@@ -78,18 +74,9 @@ def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatt
 
 
 _DISAGREE = (
-    "differs",
-    "too-old",
-    "too-new",
-    "below",
-    "above",
-    "twice",
-    "not-accepted",
-    "out-of-range",
-    "other-chip",
-    "not-the-pair",
-    "for-plugin",
-)
+    "differs", "too-old", "too-new", "below", "above", "twice", "not-accepted", "out-of-range", "other-chip",
+    "not-the-pair", "for-plugin",
+)  # fmt: skip
 
 
 def _all_agrees(signs: Mapping[str, PasteLine]) -> bool:

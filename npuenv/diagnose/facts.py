@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.diagnose.machine import read_machine
+from npuenv.diagnose.text import Text
 from npuenv.diagnose.types import ReportFacts, Sighting
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.diagnose.text import Text
     from npuenv.host.report import PasteLine
     from npuenv.matrix import Matrix
 
@@ -65,8 +65,6 @@ _REQUEST = re.compile(
     r"|docker |FROM |image:|Because )", re.IGNORECASE,
 )  # fmt: skip
 _WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
-
-
 # How people write versions around what programs print: full-width marks, emphasis, and the Chinese words.
 _MARKS = str.maketrans({"：": ": ", "，": ", ", "（": " (", "）": ") ", "＝": "=", "`": None, "*": None, "、": ", "})
 _WORDS = (
@@ -81,19 +79,9 @@ _IS = re.compile(r"\s*[是为]\s*(?=v?\d)")
 _BESIDE = re.compile("(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])")
 
 
-def plain(line: PasteLine) -> PasteLine:
-    """The same line as the readers of facts know it. Example: `CANN版本：8.0.RC3` -> `CANN version: 8.0.RC3`."""
-    if not _HAS_WORDS.search(line.text):
-        return line
-    text = line.text
-    for word, other in _WORDS:
-        text = text.replace(word, other)
-    text = _BESIDE.sub(" ", _IS.sub(": ", text))
-    return replace(line, text=re.sub(" +", " ", text.translate(_MARKS)).replace(" :", ":").strip())
-
-
 def read_facts(text: Text, matrix: Matrix) -> ReportFacts:
     """Everything that the report says of the machine."""
+    text = Text(tuple(map(_plain, text.lines)))
     packages, machine = _read_packages(text.lines), read_machine(text, matrix)
     versions_of = {**packages.loose, **packages.strong}
     for image in machine["images"]:  # a vllm-ascend image says its version where no list does
@@ -102,6 +90,17 @@ def read_facts(text: Text, matrix: Matrix) -> ReportFacts:
         if name == "vllm-ascend" and version:
             versions_of.setdefault("vllm-ascend", Sighting(version.group(1), image.line))
     return ReportFacts(packages=versions_of, listed=frozenset(packages.listed), changed=packages.changed, **machine)
+
+
+def _plain(line: PasteLine) -> PasteLine:
+    """The same line as the readers of facts know it. Example: `CANN版本：8.0.RC3` -> `CANN version: 8.0.RC3`."""
+    if not _HAS_WORDS.search(line.text):
+        return line
+    text = line.text
+    for word, other in _WORDS:
+        text = text.replace(word, other)
+    text = _BESIDE.sub(" ", _IS.sub(": ", text))
+    return replace(line, text=re.sub(" +", " ", text.translate(_MARKS)).replace(" :", ":").strip())
 
 
 @dataclass(slots=True)

@@ -56,9 +56,9 @@ _CHIP_FAMILY = re.compile(
     r"|(?<![A-Za-z\d])v\d+\.\d+\.\d+(?:rc\d+)?-(a3|310)p?(?![A-Za-z\d])",
     re.IGNORECASE,
 )
-# The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
 # Boards that are sold by another name than that of their chip.
 _BOARD_310B = re.compile(r"orange ?pi ?ai ?pro\b(?! ?20T)|香橙派 ?ai ?pro|\bAtlas 200I (?:DK )?A2\b", re.IGNORECASE)
+# The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
 _FIRST_910 = re.compile(r"19e5[: ]+d801\b|\bAtlas \d{3}T? ?\(?(?:Model|型号)[:： ]*90[01]0\b", re.IGNORECASE)
 _SOC_NUMBER = re.compile(r"soc_version: ?(\d{3})\b")
 _ARCH = re.compile(

@@ -99,11 +99,8 @@ _NOT_WANTS_CUDA = re.compile(
 _STEPS = re.compile(r"(?:^\s*|train\w*:? *|epoch[^%]{0,20}?)\d+%\|[^\n]*?\b(\d{1,7})/(\d{1,7}) \[", re.IGNORECASE)
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
-    "TBE Subprocess[task_distribute] raise error[]",
-    "main process disappeared",
-    "function operator()",
-    "ERR99999",
-)
+    "TBE Subprocess[task_distribute] raise error[]", "main process disappeared", "function operator()", "ERR99999",
+)  # fmt: skip
 
 
 def outcome_signs(text: Text, roles: Sequence[RoleRow]) -> dict[str, PasteLine]:
@@ -119,14 +116,13 @@ def outcome_signs(text: Text, roles: Sequence[RoleRow]) -> dict[str, PasteLine]:
     signs.update(("trained", line) for line in text.with_any(("it]", "it/s")) if _has_trained(line.text))
     signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
     signs.update(itertools.islice(named(text, "stopped", _STOPPED), 1))
-    wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
-    if wants is not None:
-        signs["cuda-wanted"] = wants
+    wants = (line for line in bad if _WANTS_CUDA.search(line.text[:400]))
+    asked = (("cuda-wanted", line) for line in wants if not _NOT_WANTS_CUDA.search(line.text[:400]))
+    signs.update(itertools.islice(asked, 1))
     signs.update(_said(text.lines))
     signs.update(traceback_signs(text))
-    native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
-    if native is not None:
-        signs["failed-natively"] = native
+    native = (("failed-natively", line) for line in bad if _NATIVE.search(line.text[:400]))
+    signs.update(itertools.islice(native, 1))
     done = text.first("Successfully installed")
     if done is not None and not any(line.number > done.number for line in bad):
         signs["installed"] = done
@@ -149,16 +145,9 @@ def _failures(lines: Sequence[PasteLine]) -> Iterator[PasteLine]:
     for line in lines:
         if line.level in ("warning", "info") and not line.text.lstrip().startswith("Traceback"):
             continue
-        if _FAILED.search(line.text[:300]) and typed_command(line.text) is None and not _is_noise(line):
+        is_failure = _FAILED.search(line.text[:300]) and typed_command(line.text) is None
+        if is_failure and not any(word in line.text for word in _NOISE):
             yield line
-
-
-def _wants_cuda(text: str) -> bool:
-    return bool(_WANTS_CUDA.search(text)) and not _NOT_WANTS_CUDA.search(text)
-
-
-def _is_noise(line: PasteLine) -> bool:
-    return any(word in line.text for word in _NOISE)
 
 
 _FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", (?:line \d+|in \w)')

@@ -209,9 +209,8 @@ _TOOLKIT = re.compile(r"/(?:cann-|ascend-toolkit/(?:cann-)?)(\d+\.\d[\w.]*)/")
 
 def _toolkits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Paths into toolkits of two versions."""
-    found = {
-        match.group(1): line for line in text.with_any(("cann", "toolkit")) for match in _TOOLKIT.finditer(line.text)
-    }
+    lines = text.with_any(("cann", "toolkit"))
+    found = {match.group(1): line for line in lines for match in _TOOLKIT.finditer(line.text)}
     if len(found) > 1:
         yield "two-cann-paths", list(found.values())[-1]
 
@@ -378,12 +377,11 @@ _CUDA_TROUBLE = (
 
 def _build(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from named(text, "cuda-trouble", _CUDA_TROUBLE)
-    found = named(text, "building", (
+    yield from named(text, "building", (
         "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
         "setup.py", "build_ext", "docker build", "Step */* : RUN", "Installing build dependencies", "ninja: ",
         "cmake --build", "csrc/", "collect2: error", "/bin/ld: ", "cc1plus:",
     ))  # fmt: skip
-    yield from found
 
 
 def _lists(facts: ReportFacts, text: Text) -> Iterator[Sign]:
