@@ -1,5 +1,6 @@
 """A file or a command as a Launch: verl commands, shell scripts that hold one, verl and ROLL YAML.
 
+Also what the words of a script show by themselves: how Ray is started, packages for GPUs, unset variables.
 Nothing that is read is ever run. What could not be decided is open in the launch, never guessed.
 """
 
@@ -79,12 +80,8 @@ def read_text(text: str, path: Path, options: ReadOptions, arguments: Sequence[s
 def _with_written_release(text: str, options: ReadOptions) -> ReadOptions:
     """With the release that npuenv wrote into the head of a file it rendered, where nothing else names one."""
     found = _RENDERED.search(text[:_HEAD])
-    if (
-        found is None
-        or options.release
-        or options.machine.packages
-        or options.framework not in (None, found[1].lower())
-    ):
+    is_named = options.release or options.machine.packages
+    if found is None or is_named or options.framework not in (None, found[1].lower()):
         return options
     return replace(options, release=found[2].strip())
 
@@ -214,9 +211,8 @@ def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[s
         others = (*found.unjudged, *found.unread)
         raise _no_launch(name, others[0][1] if others else None)
     script, count = found.launches[nth], len(found.launches)
-    environ = {
-        each.name: replace(_variable(each.name, each.word, name), is_sure=each.is_sure) for each in script.exports
-    }
+    exported = ((each.name, _variable(each.name, each.word, name), each.is_sure) for each in script.exports)
+    environ = {key: replace(setting, is_sure=is_sure) for key, setting, is_sure in exported}
     environ.update(_of_job(script.words, name))
     # What is about the whole script is said with its first launch.
     of_all = () if nth else _problems_of_script(found, script.call.framework, text, name, options.environ)
