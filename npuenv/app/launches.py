@@ -17,10 +17,11 @@ from npuenv.host.local import LocalHost
 from npuenv.host.writing import cannot_save
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
+from npuenv.preflight.composing import Framework, ReadOptions
 from npuenv.preflight.configs import find_checkout, is_far
 from npuenv.preflight.fixing import PreflightResult, corrected, fix_all
 from npuenv.preflight.launch import Machine
-from npuenv.preflight.reading import Framework, ReadOptions, all_of, read_file, read_words
+from npuenv.preflight.reading import all_of, read_file, read_words
 from npuenv.preflight.rules import examine
 from npuenv.render.files import WrittenFiles, write_files
 from npuenv.render.launch.generate import FRAMEWORKS, LaunchOptions, launch
@@ -33,7 +34,7 @@ from npuenv.render.variables import RAY_FILES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.preflight.reading import LaunchText
+    from npuenv.preflight.composing import LaunchText
     from npuenv.render.launch.generate import LaunchFiles
     from npuenv.resolve.types import Request
 

@@ -11,19 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.app.progress import MeshProgress
-from npuenv.cluster import parallel_ssh
+from npuenv.cluster import mesh, parallel_ssh
 from npuenv.cluster.inventory import read
-from npuenv.cluster.mesh import (
-    FULL,
-    SAMPLED,
-    PingOutcome,
-    Results,
-    load_results,
-    planning,
-    require_same_devices,
-    running,
-    save_results,
-)
+from npuenv.cluster.mesh import FULL, SAMPLED, PingOutcome, Results, running
 from npuenv.cluster.mesh.document import MeshResult, estimate
 from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ssh import Options
@@ -36,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.cluster.inventory import Inventory
-    from npuenv.cluster.mesh.planning import MeshDevices
+    from npuenv.cluster.mesh import MeshDevices
     from npuenv.cluster.mesh.running import MeshRun
 
 PARALLEL = 512  # the most nodes at once
@@ -65,12 +55,12 @@ def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None, ask: A
     transport = Transport(options=Options(config=options.ssh_config), parallel=options.parallel)
     progress.note(Message("mesh.asking", {"count": len(nodes)}))
     outputs = running.survey(inventory.nodes, running.SshRunner(nodes, replace(transport, ask=ask)))
-    survey = planning.find_devices(inventory.nodes, outputs)
+    survey = mesh.find_devices(inventory.nodes, outputs)
     run, state = _open_run(options, inventory, survey, running.SshRunner(nodes, transport))
     with _saved(options, progress, run, state):
         _estimate(progress, run)
         _run_pings(progress, run, state)
-    missing = (*survey.missing, *planning.vanished_devices(run.plan.devices, survey))
+    missing = (*survey.missing, *mesh.vanished_devices(run.plan.devices, survey))
     return MeshResult(run.plan, run.results, missing, run.lost, time.monotonic() - began)
 
 
@@ -79,15 +69,17 @@ def _open_run(
 ) -> tuple[MeshRun, Path]:
     """The run, new or resumed, and the file of its state. Raises BadInput."""
     if options.state is not None:
-        results, mode = load_results(options.state)
+        results, mode = running.load_results(options.state)
         if options.mode not in (None, mode):
             args = {"path": str(options.state), "mode": Message(f"mesh.mode-{mode}")}
             raise BadInput(Message("mesh.other-mode", args), Message("mesh.other-mode-hint"))
-        require_same_devices(results.devices, survey.devices, {node.name for node in inventory.nodes}, options.state)
+        running.require_same_devices(
+            results.devices, survey.devices, {node.name for node in inventory.nodes}, options.state
+        )
     else:
         results = Results.empty(survey.devices)
-        mode = options.mode or (FULL if len(survey.devices) <= planning.MOST_FOR_FULL else SAMPLED)
-    plan = (planning.full if mode == FULL else planning.sampled)(results.devices)
+        mode = options.mode or (FULL if len(survey.devices) <= mesh.MOST_FOR_FULL else SAMPLED)
+    plan = (mesh.full if mode == FULL else mesh.sampled)(results.devices)
     return running.MeshRun(plan, results, runner, limit_s=options.limit_s), options.state or _new_state(results)
 
 
@@ -107,8 +99,8 @@ def _estimate(progress: MeshProgress, run: MeshRun) -> None:
         left = estimate(run.left, each_s, run.expected_s(run.left))
         args = {"left": left["pings"], "pings": run.plan.num_pings, "time": left["time"]}
         progress.note(Message("mesh.estimate-left", args))
-    elif run.plan.mode == FULL and len(run.plan.devices) > planning.MOST_FOR_FULL:
-        progress.confirm(planning.MOST_FOR_FULL)
+    elif run.plan.mode == FULL and len(run.plan.devices) > mesh.MOST_FOR_FULL:
+        progress.confirm(mesh.MOST_FOR_FULL)
 
 
 def _run_pings(progress: MeshProgress, run: MeshRun, state: Path) -> None:
@@ -146,6 +138,6 @@ def _saved(options: MeshOptions, progress: MeshProgress, run: MeshRun, state: Pa
 
 def _save(run: MeshRun, state: Path) -> None:
     try:
-        save_results(state, run.results, run.plan.mode)
+        running.save_results(state, run.results, run.plan.mode)
     except OSError as error:
         raise cannot_save(state, error) from error

@@ -136,9 +136,7 @@ class _Examination:
         if capture.can_probe:
             self._can_probe.add(node.name)
         if capture.host is None:
-            self._reports[node.name] = NodeReport(
-                node, failure=capture.failure, line=capture.line, at=capture.at, seconds=capture.seconds
-            )
+            self._reports[node.name] = NodeReport.without(capture)
         else:
             self._reports[node.name] = self._examine(node, capture.host, capture.seconds)
 

@@ -365,10 +365,7 @@ def _stands_out(at: int, bad: Mapping[int, set[int]], tried: Mapping[int, set[in
 
 
 def _with_alternatives(
-    chosen: Sequence[Hypothesis],
-    explains: dict[Hypothesis, list[int]],
-    failed: Sequence[Pair],
-    works: Collection[Pair],
+    chosen: Sequence[Hypothesis], explains: dict[Hypothesis, list[int]], failed: Sequence[Pair], works: Collection[Pair]
 ) -> Iterator[Fault]:
     """The faults, each with the hypotheses that explain all that it alone explains."""
     times = _times(chosen, explains, len(failed))

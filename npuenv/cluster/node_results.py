@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import exit_code
-from npuenv.cluster.inventory import Inventory, Node, grouped
+from npuenv.cluster.inventory import Inventory, Node
 from npuenv.cluster.parallel_ssh import ANSWER_MARK, MAX_BYTES, parse_answer
 from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
 from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.finding import PROBLEMS, Status
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.facts.target import joined
 from npuenv.host.recorded import load_capture, parse_capture
@@ -30,7 +30,7 @@ from npuenv.host.redact import Redactor
 from npuenv.host.writing import cannot_save, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
     from npuenv.checks import Finding
@@ -194,10 +194,8 @@ def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
         names = sorted(path.stem.removesuffix(_APART) for path in folder.glob("*.json"))
         rows = [{"name": name, "address": name} for name in names]
     if not rows:
-        raise BadInput(
-            Message("cluster.no-captures", {"path": str(folder)}),
-            Message("cluster.no-captures-hint", {"path": str(folder)}),
-        )
+        args = {"path": str(folder)}
+        raise BadInput(Message("cluster.no-captures", args), Message("cluster.no-captures-hint", args))
     found = [(_node(row), row) for row in rows]
     return Inventory(tuple(node for node, _ in found), str(folder)), (_load_capture(folder, *each) for each in found)
 
@@ -239,19 +237,6 @@ def _file_of(name: str) -> str:
     return f"{name}{_APART}.json" if f"{name}.json" == LIST else f"{name}.json"
 
 
-# The node may be healthy: it could not be examined.
-NOT_ASKED = frozenset(
-    {
-        NodeFailure.DENIED,
-        NodeFailure.FORBIDDEN,
-        NodeFailure.HOST_KEY,
-        NodeFailure.CHANGED_KEY,
-        NodeFailure.NO_KEYS,
-        NodeFailure.NO_PYTHON,
-        NodeFailure.TOO_OLD,
-        NodeFailure.CLIENT,
-    }
-)
 _PRECEDENCE = (ExitCode.INPUT, ExitCode.NOTHING_FITS, ExitCode.PROBLEMS, ExitCode.UNKNOWN)
 
 
@@ -268,11 +253,16 @@ class NodeReport:
     seconds: float = 0.0
     is_unfit: bool = False  # the requested stack does not fit the machine
 
+    @classmethod
+    def without(cls, lost: NodeCapture) -> NodeReport:
+        """The report on a node that gave no capture."""
+        return cls(lost.node, failure=lost.failure, line=lost.line, at=lost.at, seconds=lost.seconds)
+
     @property
     def code(self) -> ExitCode:
         """The exit code of this node alone."""
         if self.failure is not None:
-            return ExitCode.UNKNOWN if self.failure in NOT_ASKED else ExitCode.PROBLEMS
+            return ExitCode.UNKNOWN if self.failure.is_not_asked else ExitCode.PROBLEMS
         return ExitCode.NOTHING_FITS if self.is_unfit else exit_code(self.findings, framework=self.framework)
 
 
@@ -302,24 +292,3 @@ class ClusterReport:
         if finding.status is Status.UNKNOWN and finding.check in self.asked:
             return ExitCode.UNKNOWN
         return ExitCode.PROBLEMS if finding.status is Status.FAIL else ExitCode.FINE
-
-
-def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
-    """The findings with these statuses; those with the same sentence are one, with all their nodes."""
-    groups = grouped(
-        ((finding.check, finding.status, say(finding.says, "en")), (finding, report.node.name))
-        for report in nodes
-        for finding in report.findings
-        if finding.status in statuses
-    )
-    return [replace(group[0][0], nodes=tuple(name for _, name in group)) for group in groups.values()]
-
-
-def group_nodes(nodes: Iterable[NodeReport]) -> list[tuple[NodeReport, ...]]:
-    """The nodes grouped by result: the same failure, or the same number of findings of each status."""
-
-    def result(report: NodeReport) -> tuple[object, ...]:
-        numbers = tuple(sum(finding.status is status for finding in report.findings) for status in PROBLEMS)
-        return report.failure, report.at, report.is_unfit, report.code, numbers
-
-    return [tuple(group) for group in grouped((result(report), report) for report in nodes).values()]

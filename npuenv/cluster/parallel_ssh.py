@@ -429,10 +429,8 @@ def run_program(
         began[node.name] = time.time()
         return json.dumps(request(node)).encode() + b"\n"
 
-    answers = transport.run_python(
-        nodes, text(program), stdin, parallel=parallel, limit_s=limit_s, max_bytes=_MAX_ANSWER_BYTES
-    )
-    for answer in answers:
+    limits = {"limit_s": limit_s, "max_bytes": _MAX_ANSWER_BYTES}
+    for answer in transport.run_python(nodes, text(program), stdin, parallel=parallel, **limits):
         ended = time.time()
         found = parse_answer(answer.out)
         at = began.get(answer.node.name, ended - answer.seconds)

@@ -123,9 +123,8 @@ def probe_ports(
     if found.status is not Status.OK:
         return found, large
     # A host may have several networks: state which one was tested.
-    says = message(
-        "ports-over", says=found.says, addresses=_shown([address_of(identities, node.name) for node in present])
-    )
+    addresses = _shown(address_of(identities, node.name) for node in present)
+    says = message("ports-over", says=found.says, addresses=addresses)
     return replace(found, says=message("ports-unfixed", says=says) if has_dynamic else says), large
 
 
@@ -203,11 +202,9 @@ def packets(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str])
     unseen = {*silent, *(probe.source for probe in outcomes.keys() - tried.keys())}
     if not all(tried.values()):
         places = _places(tried)
-        lines = [
-            (probe.source, Evidence(f"send 12000 bytes to {probe.target}", "not acknowledged within 5 s"))
-            for _, lost in places
-            for probe in lost
-        ]
+        lost = [probe for _, failed in places for probe in failed]
+        why = "not acknowledged within 5 s"
+        lines = [(probe.source, Evidence(f"send 12000 bytes to {probe.target}", why)) for probe in lost]
         says = with_unknown(message("packets-lost", places=tuple(says for says, _ in places)), fold(unseen))
         return finding("packets", Status.FAIL, says, lines, source=_PACKETS_SOURCE, fix="packets")
     if unseen:

@@ -138,9 +138,8 @@ def load(path: Path) -> Cluster | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            Message("cluster.bad-state", {"path": str(path)}), Message("cluster.bad-state-hint", {"path": str(path)})
-        ) from error
+        args = {"path": str(path)}
+        raise BadInput(Message("cluster.bad-state", args), Message("cluster.bad-state-hint", args)) from error
 
 
 def _started(row: Mapping[str, Any]) -> StartedNode:
@@ -249,9 +248,8 @@ def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes that are one machine, where two raylets would count the same cards."""
     known = (state for state in found if state.boot and state.network)
     same = grouped(((state.boot, state.network), state.node.name) for state in known)
-    return [
-        StartConflict(Message("cluster.ray-one-machine"), tuple(names)) for names in same.values() if len(names) > 1
-    ]
+    says = Message("cluster.ray-one-machine")
+    return [StartConflict(says, tuple(names)) for names in same.values() if len(names) > 1]
 
 
 def _other_cards(found: Sequence[NodeState]) -> list[StartConflict]:
@@ -316,8 +314,8 @@ def query_processes(cluster: Cluster, transport: Transport) -> dict[str, ProbeRe
 
 def stop(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
     """Stops what was started, the head last, so that no worker tries to join it again."""
-    workers = tuple(each for each in cluster.started if each.node.name != cluster.head)
-    head = tuple(each for each in cluster.started if each.node.name == cluster.head)
+    workers = cluster.without(cluster.head).started
+    head = tuple(each for each in cluster.started if each not in workers)
     ended = {}
     for part in (workers, head):
         ended.update(_each(replace(cluster, started=part), "stop", transport) if part else {})
@@ -327,12 +325,7 @@ def stop(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
 def _start(plan: StartPlan, started: StartedNode, transport: Transport) -> StartedNode | StartFailure:
     shape = Cards("", started.cards, len(plan.nodes))
     files = render_ray(
-        shape,
-        head=None,
-        port=plan.port,
-        dashboard_port=plan.dashboard_port,
-        framework=plan.framework,
-        stack=plan.stack,
+        shape, head=None, port=plan.port, dashboard_port=plan.dashboard_port, framework=plan.framework, stack=plan.stack
     )
     script = "ray_head.sh" if started.node == plan.nodes[0] else "ray_worker.sh"
     request = {

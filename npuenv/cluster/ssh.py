@@ -40,6 +40,12 @@ class NodeFailure(enum.Enum):
     TOO_MUCH = "too-much"  # too much output
     CLIENT = "client"  # ssh did not start: no such program, or an invalid configuration
 
+    @property
+    def is_not_asked(self) -> bool:
+        """Whether the node may be healthy: it could not be examined."""
+        is_failed = (NodeFailure.UNREACHABLE, NodeFailure.REFUSED, NodeFailure.NOT_FOUND, NodeFailure.TIMED_OUT)
+        return self not in (*is_failed, NodeFailure.BROKEN, NodeFailure.TOO_MUCH)
+
 
 OWN_ERROR = 255  # ssh's exit code for its own errors
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that is missing, or cannot be run

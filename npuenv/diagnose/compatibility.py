@@ -15,26 +15,19 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from npuenv.diagnose.types import ReportFacts
-    from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import TorchNpu
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.diagnose.text import Text
-    from npuenv.diagnose.types import ReportFacts, Sighting
+    from npuenv.diagnose.types import ReportFacts, Sighting, Sign
     from npuenv.host.report import PasteLine
     from npuenv.matrix import Matrix
     from npuenv.matrix.error_patterns import ErrorPatterns
-    from npuenv.matrix.rows import VllmAscend
+    from npuenv.matrix.rows import TorchNpu, VllmAscend
 
-    _Judge = Callable[[ReportFacts, Matrix], Iterator[tuple[str, PasteLine]]]
-
-Sign = tuple[str, "PasteLine"]
+    _Judge = Callable[[ReportFacts, Matrix], Iterator[Sign]]
 
 _LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
+_COMPANIONS = ("torchvision", "torchaudio")
 
 
 def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -> dict[str, PasteLine]:
@@ -48,15 +41,14 @@ def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -
         if line:
             signs.setdefault(row.sign, line)
     for bug in patterns.releases:
-        have, seen = _version(facts.packages.get(bug.package)), facts.packages.get(bug.package)
+        seen = facts.packages.get(bug.package)
+        have = _version(seen)
         if have and seen and bug.fixed_in:
             signs[f"present-{bug.id}" if have < Version(bug.fixed_in) else f"fixed-{bug.id}"] = seen.line
     return signs
 
 
-def _judged(
-    judge: Callable[[ReportFacts, Matrix], Iterator[Sign]], facts: ReportFacts, matrix: Matrix
-) -> tuple[Sign, ...]:
+def _judged(judge: _Judge, facts: ReportFacts, matrix: Matrix) -> tuple[Sign, ...]:
     try:
         return tuple(judge(facts, matrix))
     except BadInput:  # a version of a form that no tool prints: it cannot be compared
@@ -94,7 +86,7 @@ def _torch(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
 def _companions(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     torch = facts.packages.get("torch")
     row = matrix.companion_row(torch.value) if torch else None
-    for name in ("torchvision", "torchaudio") if row and torch else ():
+    for name in _COMPANIONS if row else ():
         have, wanted = _version(facts.packages.get(name)), _version_text(getattr(row, name))
         if have and wanted and _release(have) != _release(wanted):
             yield f"{name}-differs", facts.packages[name].line
@@ -107,7 +99,12 @@ def _version_text(text: str) -> Version | None:
         return None
 
 
-def plugin_row(facts: ReportFacts, matrix: Matrix) -> VllmAscend | None:
+def _torch_npu_row(facts: ReportFacts, matrix: Matrix) -> TorchNpu | None:
+    seen = facts.packages.get("torch-npu")
+    return matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
+
+
+def _plugin_row(facts: ReportFacts, matrix: Matrix) -> VllmAscend | None:
     """The row of the vllm-ascend that the report names; development versions go with their release."""
     have = _version(facts.packages.get("vllm-ascend"))
     if have is None:
@@ -128,7 +125,7 @@ def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
         return
     if have is None or mine is None or seen is None or plugin is None or mine.release[:2] == (0, 1):
         return
-    row = plugin_row(facts, matrix)
+    row = _plugin_row(facts, matrix)
     wanted = _version_text(row.vllm) if row else None
     if wanted is not None:
         agrees = have.release[:3] == wanted.release[:3]
@@ -145,7 +142,7 @@ def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
 
 def _plugin(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     """What the installed vllm-ascend asks of torch_npu, Python and CANN."""
-    row, npu = plugin_row(facts, matrix), _version(facts.packages.get("torch-npu"))
+    row, npu = _plugin_row(facts, matrix), _version(facts.packages.get("torch-npu"))
     yield from _release_for_chip(facts, matrix)
     if row is None:
         return
@@ -175,7 +172,7 @@ def _release_for_chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
 
 def model_signs(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Iterator[Sign]:
     """`model-newer-than-release` where this vLLM takes no transformers that knows the type of the model."""
-    seen, row = facts.packages.get("vllm"), plugin_row(facts, matrix)
+    seen, row = facts.packages.get("vllm"), _plugin_row(facts, matrix)
     vllm = _version(seen) if seen else _version_text(row.vllm if row else "")
     for line in text.all("model type") if vllm and vllm.release[:2] > (0, 1) else ():
         name = line.text.lower().replace("_", "-")
@@ -194,7 +191,7 @@ def _cann(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     have = versions.cann(facts.cann.value)
     if have.series < (8, 1):
         yield "cann-old", facts.cann.line
-    row = plugin_row(facts, matrix)
+    row = _plugin_row(facts, matrix)
     named = {text for text in ((row.cann, row.cann_image, *(i.cann for i in row.image)) if row else ()) if text}
     if named:
         known = sorted(map(versions.cann, named))
@@ -209,24 +206,23 @@ def _cann(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
         else:
             yield "cann-agrees", facts.cann.line
         return
-    yield from _cann_of_torch_npu(facts, matrix, have)
+    yield from _cann_of_torch_npu(facts, facts.cann, matrix, have)
 
 
-def _cann_of_torch_npu(facts: ReportFacts, matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
-    seen = facts.packages.get("torch-npu")
-    row = matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
-    if facts.cann is None:
-        return
+def _cann_of_torch_npu(
+    facts: ReportFacts, seen: Sighting[str], matrix: Matrix, have: versions.Version
+) -> Iterator[Sign]:
+    row = _torch_npu_row(facts, matrix)
     if row is None or not row.cann:
-        yield from _cann_of_series(facts, facts.cann, matrix, have)
+        yield from _cann_of_series(facts, seen, matrix, have)
         return
     pair = versions.cann(row.cann)
-    if any(versions.covers_cann(each, facts.cann.value) for each in (*row.cann_compatible, row.cann)):
-        yield "cann-agrees", facts.cann.line
+    if any(versions.covers_cann(each, seen.value) for each in (*row.cann_compatible, row.cann)):
+        yield "cann-agrees", seen.line
     elif have < pair:
-        yield "cann-below-pair", facts.cann.line
+        yield "cann-below-pair", seen.line
     elif have > pair:
-        yield "cann-above-pair", facts.cann.line
+        yield "cann-above-pair", seen.line
 
 
 def _cann_of_series(facts: ReportFacts, seen: Sighting[str], matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
@@ -250,7 +246,7 @@ def _numpy(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     if seen is None or have is None:
         return
     yield ("numpy1" if have.major < 2 else "numpy2"), seen.line
-    row = plugin_row(facts, matrix)
+    row = _plugin_row(facts, matrix)
     cann = matrix.cann_row(facts.cann.value) if facts.cann else None
     spec = (row.requirement("numpy") if row else "") or (cann.numpy if cann else "")
     if have.major >= 2 and spec and not versions.accepts(spec, str(have)):
@@ -307,8 +303,7 @@ def _driver_named(facts: ReportFacts, matrix: Matrix) -> versions.Version | None
 
 
 def _python(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
-    seen = facts.packages.get("torch-npu")
-    row = matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
+    row = _torch_npu_row(facts, matrix)
     if facts.python is None or row is None:
         return
     known = {*row.python_aarch64, *row.python_x86_64}
@@ -344,11 +339,14 @@ def fix_commands(cause: str, facts: ReportFacts, matrix: Matrix) -> tuple[tuple[
         row = _torch_npu_to_install(facts, matrix)
         return (_torch_pair(row, matrix),) if row else ()
     if cause == "vllm-vllm_ascend-mismatch":
-        plugin = plugin_row(facts, matrix)
+        plugin = _plugin_row(facts, matrix)
         # Not `pip install vllm`: its wheels are for GPUs. The plan names the build and the order.
         return (("npuenv", "install", f"vllm-ascend-{plugin.version}", "--dry-run"),) if plugin else ()
     if cause == "torchvision-mismatch":
-        return _companion_command(facts, matrix)
+        torch = facts.packages.get("torch")
+        pair = matrix.companion_row(torch.value) if torch else None
+        named = (f"{name}=={getattr(pair, name)}" for name in _COMPANIONS)
+        return ((*_PIP, "--no-deps", *named),) if pair else ()
     if cause == "pip-index":
         urls = [index.url for label in _INDEXES if (index := matrix.index_row(label)) is not None]
         return (("export", f"PIP_EXTRA_INDEX_URL={shlex.quote(' '.join(urls))}"),)
@@ -362,24 +360,16 @@ def _torch_pair(row: TorchNpu, matrix: Matrix) -> tuple[str, ...]:
     return (*_PIP, *more, f"torch=={row.torch}+cpu", f"torch_npu=={row.version}")
 
 
-def _companion_command(facts: ReportFacts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
-    torch = facts.packages.get("torch")
-    row = matrix.companion_row(torch.value) if torch else None
-    return ((*_PIP, "--no-deps", f"torchvision=={row.torchvision}", f"torchaudio=={row.torchaudio}"),) if row else ()
-
-
 def _torch_npu_to_install(facts: ReportFacts, matrix: Matrix) -> TorchNpu | None:
     """The release for the installed vllm-ascend; without one the newest for the torch that is there."""
-    plugin = plugin_row(facts, matrix)
+    plugin = _plugin_row(facts, matrix)
     if plugin is not None and plugin.torch_npu:
         return matrix.torch_npu_row(plugin.torch_npu)
-    seen = facts.packages.get("torch") or facts.packages.get("torch-npu")
-    try:
-        minor = Version(seen.value).release[:2] if seen else ()
-    except ValueError:  # InvalidVersion, or a number of thousands of digits
+    have = _version(facts.packages.get("torch") or facts.packages.get("torch-npu"))
+    if have is None:
         return None
     rows = [row for row in matrix.torch_npu if row.status in ("released", "patch")]
-    fitting = [row for row in rows if Version(row.torch).release[:2] == minor and _has_wheel(row, facts)]
+    fitting = [row for row in rows if Version(row.torch).release[:2] == have.release[:2] and _has_wheel(row, facts)]
     return max(fitting, key=lambda row: Version(row.version), default=None)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -57,9 +56,9 @@ _CHIP_FAMILY = re.compile(
     r"|(?<![A-Za-z\d])v\d+\.\d+\.\d+(?:rc\d+)?-(a3|310)p?(?![A-Za-z\d])",
     re.IGNORECASE,
 )
-# The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
 # Boards that are sold by another name than that of their chip.
 _BOARD_310B = re.compile(r"orange ?pi ?ai ?pro\b(?! ?20T)|香橙派 ?ai ?pro|\bAtlas 200I (?:DK )?A2\b", re.IGNORECASE)
+# The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
 _FIRST_910 = re.compile(r"19e5[: ]+d801\b|\bAtlas \d{3}T? ?\(?(?:Model|型号)[:： ]*90[01]0\b", re.IGNORECASE)
 _SOC_NUMBER = re.compile(r"soc_version: ?(\d{3})\b")
 _ARCH = re.compile(
@@ -86,95 +85,70 @@ _DOCKER_IMAGES = re.compile(
 )
 
 
-@dataclass(slots=True)
-class ReportedMachine:
-    """What was found; empty where the report does not say."""
-
-    table: SmiTable | None = None
-    cann: Sighting[str] | None = None
-    driver: Sighting[str] | None = None
-    generation: Sighting[str] | None = None
-    chip: Sighting[str] | None = None
-    arch: Sighting[str] | None = None
-    python: Sighting[str] | None = None
-    glibc: Sighting[str] | None = None
-    gcc: Sighting[str] | None = None
-    images: list[Sighting[str]] = field(default_factory=list)
-
-
-def read_machine(text: Text, matrix: Matrix) -> ReportedMachine:
-    """The machine of a report."""
-    found = ReportedMachine()
-    _read_table(found, text.lines, matrix)
-    found.images = _images(text.with_any(_IMAGE_NAMES))
-    found.cann = _ranked(text.with_any(("cann", "ascend", "version=")), _CANN, _cann) or _cann_of_images(found.images)
-    found.driver = found.driver or _ranked(text.with_any(("version", "driver", "hdk")), _DRIVER, _driver)
-    found.arch = _arch(text.with_any(("aarch64", "x86_64", "arm64", "amd64")))
-    found.python = _ranked(text.with_any(("python",)), _PYTHON, str)
-    found.glibc = _ranked(text.with_any(("glibc", "ldd (")), (_GLIBC,), str)
-    found.gcc = _ranked(text.with_any(("gcc", "g++", "c++")), (_GCC,), str)
-    if found.chip is None:
-        _read_chip(found, text, matrix)
-    return found
+def read_machine(text: Text, matrix: Matrix) -> dict[str, Any]:
+    """All fields of `ReportFacts` that do not speak of packages; what the report does not say can be missing."""
+    images = _images(text.with_any(_IMAGE_NAMES))
+    return {
+        "images": images,
+        "environ": _environ(text.lines),
+        "codes": _codes(text),
+        "docker": _docker_run(text.lines),
+        "cann": _ranked(text.with_any(("cann", "ascend", "version=")), _CANN, _cann) or _cann_of_images(images),
+        "driver": _ranked(text.with_any(("version", "driver", "hdk")), _DRIVER, _driver),
+        "arch": _arch(text.with_any(("aarch64", "x86_64", "arm64", "amd64"))),
+        "python": _ranked(text.with_any(("python",)), _PYTHON, str),
+        "glibc": _ranked(text.with_any(("glibc", "ldd (")), (_GLIBC,), str),
+        "gcc": _ranked(text.with_any(("gcc", "g++", "c++")), (_GCC,), str),
+        **_table(text, matrix),
+    }
 
 
-def _read_table(found: ReportedMachine, lines: Sequence[PasteLine], matrix: Matrix) -> None:
-    rows = [line for line in lines if "|" in line.text or line.text.lstrip().startswith("+")]
+def _table(text: Text, matrix: Matrix) -> dict[str, Any]:
+    """The table of npu-smi and what it says; the chip out of loose text where no table names it."""
+    rows = [line for line in text.lines if "|" in line.text or line.text.lstrip().startswith("+")]
     table = parse_info("\n".join(line.text for line in rows))
     if not isinstance(table, SmiTable):
-        return
-    found.table = table
+        return _chip(text, matrix)
+    found: dict[str, Any] = {"table": table}
     by_text = {line.text.strip(): line for line in rows}
     title = by_text.get(table.title)
     if table.driver and title:
-        found.driver = Sighting(table.driver, title)
+        found["driver"] = Sighting(table.driver, title)
     card = next((card for card in table.cards if card.name), None)
     line = by_text.get(card.line) if card else None
     if card is None or card.name is None or line is None:
-        return
-    found.chip = Sighting(card.name, line)
+        return {**found, **_chip(text, matrix)}
     row = matrix.hardware_of_chip(card.name)
-    generation = row.id if row else None
-    if table.layout is Layout.A3:
-        generation = "a3"
-    if generation:
-        found.generation = Sighting(generation, line)
+    generation = "a3" if table.layout is Layout.A3 else row.id if row else None
+    return {**found, **_named(line, card.name, generation)}
 
 
-def _read_chip(found: ReportedMachine, text: Text, matrix: Matrix) -> None:
+def _named(line: PasteLine, chip: str | None, generation: str | None) -> dict[str, Any]:
+    return {key: Sighting(value, line) for key, value in (("chip", chip), ("generation", generation)) if value}
+
+
+def _chip(text: Text, matrix: Matrix) -> dict[str, Any]:
     """Chip names in loose text. There `910B` means an A2 chip; only a table can tell the old 910B apart."""
     for line in filter(lambda line: _FIRST_910.search(line.text), text.with_any(("19e5", "atlas"))):
-        found.chip, found.generation = Sighting("910A", line), Sighting("910", line)
-        return
+        return _named(line, "910A", "910")
     for line in text.with_any(("310", "910", "950")):
         match = _CHIP.search(line.text[:600])
         if match is None or _is_path_or_pip(line.text):
             continue
         name = match.group(1)
         row = matrix.hardware_of_chip(name) or matrix.hardware_of_chip(name[:4])
-        found.chip = Sighting(name, line)
-        if row:
-            found.generation = Sighting(row.id, line)
-        elif name.upper().startswith("310P"):
-            found.generation = Sighting("310p", line)
-        return
+        return _named(line, name, row.id if row else "310p" if name.upper().startswith("310P") else None)
     for line in filter(lambda line: _BOARD_310B.search(line.text), text.with_any(("orange", "香橙派", "atlas 200i"))):
-        found.chip = Sighting("310B", line)
-        return
-    _read_family(found, text.with_any(("a2", "a3", "300i", "310", "soc_version")))
-
-
-def _read_family(found: ReportedMachine, lines: Sequence[PasteLine]) -> None:
-    for line in lines:
+        return _named(line, "310B", None)
+    for line in text.with_any(("a2", "a3", "300i", "310", "soc_version")):
         match = _CHIP_FAMILY.search(line.text[:300])
         if match:
             word = next(filter(None, match.groups())).lower()
-            found.generation = Sighting("310p" if word in ("300i", "310") else word, line)
-            return
+            return _named(line, None, "310p" if word in ("300i", "310") else word)
         number = _SOC_NUMBER.search(line.text[:600])
         if number:
-            found.generation = Sighting(_generation_of(int(number.group(1))), line)
-            return
+            return _named(line, None, _generation_of(int(number.group(1))))
+    return {}
 
 
 def _generation_of(number: int) -> str:
@@ -266,8 +240,7 @@ _NUMBER_WORDS = ("error code", "error no is", "result", "errcode", "ret", "retur
 _RET = re.compile(r"drvRetCode=(\d+)")
 
 
-def read_environ(lines: Sequence[PasteLine]) -> dict[str, Sighting[str]]:
-    """Variables that are set, with their values."""
+def _environ(lines: Sequence[PasteLine]) -> dict[str, Sighting[str]]:
     environ: dict[str, Sighting[str]] = {}
     for line in lines:
         for name, value in _assigned(line.text):
@@ -285,7 +258,7 @@ def _assigned(text: str) -> Iterator[tuple[str, str]]:
             yield pair.group(1), pair.group(2)
 
 
-def read_docker(lines: Sequence[PasteLine]) -> DockerRun | None:
+def _docker_run(lines: Sequence[PasteLine]) -> DockerRun | None:
     """The first `docker run` or `nerdctl run` line; None where there is none."""
     for at, line in enumerate(lines):
         start = re.search(r"\b(?:docker|nerdctl|podman)\s+(?:container )?(?:run|create)\b", line.text)
@@ -345,7 +318,7 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def read_codes(text: Text) -> dict[str, PasteLine]:
+def _codes(text: Text) -> dict[str, PasteLine]:
     """Error codes with the first line each stands in."""
     codes: dict[str, PasteLine] = {}
     for line in text.lines:

@@ -99,14 +99,11 @@ _NOT_WANTS_CUDA = re.compile(
 _STEPS = re.compile(r"(?:^\s*|train\w*:? *|epoch[^%]{0,20}?)\d+%\|[^\n]*?\b(\d{1,7})/(\d{1,7}) \[", re.IGNORECASE)
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
-    "TBE Subprocess[task_distribute] raise error[]",
-    "main process disappeared",
-    "function operator()",
-    "ERR99999",
-)
+    "TBE Subprocess[task_distribute] raise error[]", "main process disappeared", "function operator()", "ERR99999",
+)  # fmt: skip
 
 
-def outcome_signs(text: Text) -> dict[str, PasteLine]:
+def outcome_signs(text: Text, roles: Sequence[RoleRow]) -> dict[str, PasteLine]:
     """`failed`, `failed-last`, `failed-natively`, `trained`, `stopped`, `cuda-wanted`; `ended-well` where something
     worked and nothing failed after that."""
     signs: dict[str, PasteLine] = {}
@@ -119,17 +116,17 @@ def outcome_signs(text: Text) -> dict[str, PasteLine]:
     signs.update(("trained", line) for line in text.with_any(("it]", "it/s")) if _has_trained(line.text))
     signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
     signs.update(itertools.islice(named(text, "stopped", _STOPPED), 1))
-    wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
-    if wants is not None:
-        signs["cuda-wanted"] = wants
+    wants = (line for line in bad if _WANTS_CUDA.search(line.text[:400]))
+    asked = (("cuda-wanted", line) for line in wants if not _NOT_WANTS_CUDA.search(line.text[:400]))
+    signs.update(itertools.islice(asked, 1))
     signs.update(_said(text.lines))
     signs.update(traceback_signs(text))
-    native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
-    if native is not None:
-        signs["failed-natively"] = native
+    native = (("failed-natively", line) for line in bad if _NATIVE.search(line.text[:400]))
+    signs.update(itertools.islice(native, 1))
     done = text.first("Successfully installed")
     if done is not None and not any(line.number > done.number for line in bad):
         signs["installed"] = done
+    signs.update(_role(text.lines, roles))
     return signs
 
 
@@ -148,16 +145,9 @@ def _failures(lines: Sequence[PasteLine]) -> Iterator[PasteLine]:
     for line in lines:
         if line.level in ("warning", "info") and not line.text.lstrip().startswith("Traceback"):
             continue
-        if _FAILED.search(line.text[:300]) and typed_command(line.text) is None and not _is_noise(line):
+        is_failure = _FAILED.search(line.text[:300]) and typed_command(line.text) is None
+        if is_failure and not any(word in line.text for word in _NOISE):
             yield line
-
-
-def _wants_cuda(text: str) -> bool:
-    return bool(_WANTS_CUDA.search(text)) and not _NOT_WANTS_CUDA.search(text)
-
-
-def _is_noise(line: PasteLine) -> bool:
-    return any(word in line.text for word in _NOISE)
 
 
 _FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", (?:line \d+|in \w)')
@@ -208,7 +198,7 @@ _LACKS = re.compile(
 )
 
 
-def framework_raised(text: Text) -> PasteLine | None:
+def _framework_raised(text: Text) -> PasteLine | None:
     """The exception of the first traceback through a framework, or its last frame where the text ends before that.
 
     None where that one refuses a setting (a value, a path, an assertion that says what it expects): what is raised
@@ -224,9 +214,8 @@ def framework_raised(text: Text) -> PasteLine | None:
         raised = _RAISED_BELOW.match(line.text) if last else None
         if raised:
             name, says = raised.groups()
-            is_echo = (
-                name in ("RuntimeError", "Exception", "EngineDeadError") and not says
-            )  # the fixed text is gone: what it points to stands elsewhere
+            # The fixed text is gone: what it points to stands elsewhere.
+            is_echo = name in ("RuntimeError", "Exception", "EngineDeadError") and not says
             if not is_ignored and not is_echo:
                 return None if name in _REFUSES or (name == "AssertionError" and _EXPECTS.search(says)) else line
             last, is_ignored = None, False
@@ -268,7 +257,7 @@ def traceback_signs(text: Text) -> dict[str, PasteLine]:
         if lacking and lacking.group(1) != importer and not is_standard:
             signs.setdefault(f"importer-{importer}", line)
             signs.setdefault("imports-across", line)
-    raised_line = framework_raised(text)
+    raised_line = _framework_raised(text)
     if raised_line is not None:
         signs["framework-raised"] = raised_line
     for line in text.all("No module named '"):
@@ -299,13 +288,16 @@ _DOCUMENT = 3.2  # weight from which on a text is a document
 _CODE_SHARE, _CODE_LINES = 0.4, 6
 
 
-def role_signs(lines: Sequence[PasteLine], rows: Sequence[RoleRow]) -> Iterator[tuple[str, PasteLine]]:
+def _role(lines: Sequence[PasteLine], rows: Sequence[RoleRow]) -> Iterator[tuple[str, PasteLine]]:
     """`is-document` for a guide or a list of problems, `is-code` for a source file, `nothing-happened` where no line of
     a log is in the text."""
     texts = [line.text[:500] for line in lines[:_READ] if line.text.strip()]
     if not texts:
         return
-    counts = {row.id: sum(pattern.search(text) is not None for text in texts) for row, pattern in _compiled(rows)}
+    counts = {}
+    for row in rows:
+        pattern = re.compile("|".join(row.patterns), 0 if row.is_case_sensitive else re.IGNORECASE)
+        counts[row.id] = sum(pattern.search(text) is not None for text in texts)
     if sum(row.weight * math.log1p(counts[row.id]) for row in rows) > _DOCUMENT:
         yield "is-document", lines[0]
     if counts["event"] or counts["error"]:
@@ -313,8 +305,3 @@ def role_signs(lines: Sequence[PasteLine], rows: Sequence[RoleRow]) -> Iterator[
     yield "nothing-happened", lines[0]
     if not counts["person"] and _CODE_LINES <= counts["code"] > _CODE_SHARE * len(texts):
         yield "is-code", lines[0]
-
-
-def _compiled(rows: Sequence[RoleRow]) -> Iterator[tuple[RoleRow, re.Pattern[str]]]:
-    for row in rows:
-        yield row, re.compile("|".join(row.patterns), 0 if row.is_case_sensitive else re.IGNORECASE)

@@ -12,22 +12,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.diagnose.text import Text
-    from npuenv.diagnose.types import DockerRun, ReportFacts
+    from npuenv.diagnose.types import DockerRun, ReportFacts, Sign
     from npuenv.host.report import PasteLine
     from npuenv.matrix import Matrix
-
-
-Sign = tuple[str, "PasteLine"]
 
 _MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 _DRIVER = "/usr/local/Ascend/driver"
 _FEW_RIGHTS = ("runAsNonRoot: true", "runAsUser: 1", "CapEff: 0000000000000000", "drop: *ALL", "cap-drop*all")
 
 
-def container_signs(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    """Name of a sign and the line that shows it."""
-    for judge in (_run_line, _rights):
-        yield from judge(facts, text)
+def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, PasteLine]:
+    """Name of a sign to the line that shows it."""
+    signs: dict[str, PasteLine] = {}
+    for judge in _JUDGES:
+        for name, line in judge(facts, text):
+            signs.setdefault(name, line)
+    for name, line in (*_chip(facts, matrix), *_asked(facts, text, matrix)):
+        signs.setdefault(name, line)
+    return signs
 
 
 def _run_line(facts: ReportFacts, text: Text) -> Iterator[Sign]:
@@ -93,17 +95,6 @@ _CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p
 _SMALL_SHM = re.compile(r"(?:shm|tmpfs)\s+(?:[\d.]+[KM]|1(?:\.\d+)?G|\d{1,6})\s.*\s/dev/shm$")  # less than 2 GiB
 _RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.exceptions", "ray/_private")
 _RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
-
-
-def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, PasteLine]:
-    """Name of a sign to the line that shows it."""
-    signs: dict[str, PasteLine] = {}
-    for judge in (*_JUDGES, container_signs):
-        for name, line in judge(facts, text):
-            signs.setdefault(name, line)
-    for name, line in (*_chip(facts, matrix), *_asked(facts, text, matrix)):
-        signs.setdefault(name, line)
-    return signs
 
 
 _ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGNORECASE)
@@ -218,9 +209,8 @@ _TOOLKIT = re.compile(r"/(?:cann-|ascend-toolkit/(?:cann-)?)(\d+\.\d[\w.]*)/")
 
 def _toolkits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Paths into toolkits of two versions."""
-    found = {
-        match.group(1): line for line in text.with_any(("cann", "toolkit")) for match in _TOOLKIT.finditer(line.text)
-    }
+    lines = text.with_any(("cann", "toolkit"))
+    found = {match.group(1): line for line in lines for match in _TOOLKIT.finditer(line.text)}
     if len(found) > 1:
         yield "two-cann-paths", list(found.values())[-1]
 
@@ -387,12 +377,11 @@ _CUDA_TROUBLE = (
 
 def _build(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from named(text, "cuda-trouble", _CUDA_TROUBLE)
-    found = named(text, "building", (
+    yield from named(text, "building", (
         "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
         "setup.py", "build_ext", "docker build", "Step */* : RUN", "Installing build dependencies", "ninja: ",
         "cmake --build", "csrc/", "collect2: error", "/bin/ld: ", "cc1plus:",
     ))  # fmt: skip
-    yield from found
 
 
 def _lists(facts: ReportFacts, text: Text) -> Iterator[Sign]:
@@ -404,5 +393,5 @@ def _lists(facts: ReportFacts, text: Text) -> Iterator[Sign]:
 
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
     _npu, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray,
-    _build, _lists,
+    _build, _lists, _run_line, _rights,
 )  # fmt: skip

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from npuenv.core.errors import ExitCode
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.host.report import PasteLine
 
 T = TypeVar("T")
+Sign = tuple[str, "PasteLine"]  # its name, and the line that shows it
 
 
 class Verdict(enum.Enum):
@@ -51,19 +52,19 @@ class ReportFacts:
     packages: Mapping[str, Sighting[str]]  # normalised name -> version as written
     listed: frozenset[str]  # names of a whole package list; empty: no whole list was pasted
     changed: Mapping[str, Sighting[str]]  # packages of which two lists in the report name two versions: the later one
+    images: Sequence[Sighting[str]]  # container images with their tags
+    environ: Mapping[str, Sighting[str]]
+    codes: Mapping[str, PasteLine]  # error codes, each with its first line: EI0006, 507033, -8005
+    docker: DockerRun | None
     cann: Sighting[str] | None
-    driver: Sighting[str] | None
-    generation: Sighting[str] | None  # id of a row of the hardware table
-    chip: Sighting[str] | None  # its name as written
     arch: Sighting[str] | None  # "aarch64" or "x86_64"
     python: Sighting[str] | None  # "3.11"
     glibc: Sighting[str] | None
     gcc: Sighting[str] | None
-    images: tuple[Sighting[str], ...]  # container images with their tags
-    environ: Mapping[str, Sighting[str]]
-    docker: DockerRun | None
-    table: SmiTable | None
-    codes: Mapping[str, PasteLine]  # error codes, each with its first line: EI0006, 507033, -8005
+    driver: Sighting[str] | None = None
+    generation: Sighting[str] | None = None  # id of a row of the hardware table
+    chip: Sighting[str] | None = None  # its name as written
+    table: SmiTable | None = None
 
 
 @dataclass(frozen=True, slots=True)

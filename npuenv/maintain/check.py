@@ -19,12 +19,11 @@ from npuenv.matrix.load import dangling
 from npuenv.matrix.tables import FRAMEWORK_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from npuenv.matrix.rows import Recipe, RecipePin, Row
+    from npuenv.matrix.rows import Recipe, Row
     from npuenv.matrix.tables import Matrix
 
-_ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")
 _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
     "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_packages",
@@ -86,13 +85,12 @@ def _ids(tables: Iterable[Table]) -> Iterator[BadInput]:
 
 def _days(tables: Iterable[Table]) -> Iterator[BadInput]:
     for file, rows in tables:
-        for row in rows:
-            for name in ("seen", *_DAYS):
-                day = str(getattr(row, name, ""))
-                if day and not _is_day(day):
-                    yield _wrong("not-a-day", file, row.id, what=f"{name} = {day!r}")
-                elif day > row.seen:
-                    yield _wrong("after-seen", file, row.id, what=f"{name} = {day!r}", seen=row.seen)
+        for row, name in itertools.product(rows, ("seen", *_DAYS)):
+            day = str(getattr(row, name, ""))
+            if day and not _is_day(day):
+                yield _wrong("not-a-day", file, row.id, what=f"{name} = {day!r}")
+            elif day > row.seen:
+                yield _wrong("after-seen", file, row.id, what=f"{name} = {day!r}", seen=row.seen)
 
 
 def _is_day(text: str) -> bool:
@@ -134,16 +132,15 @@ def _is_said(key: str, lang: str) -> bool:
 def _fields(rows: Iterable[Row]) -> Iterator[tuple[Row, str, str, Any]]:
     """Each field of each row, then those of the values nested in it: row, path of the part, name, value."""
     for row in rows:
-        for name in _names(type(row)):
-            value = getattr(row, name)
+        for name, value in _values(row):
             yield row, "", name, value
             if isinstance(value, tuple) and value and hasattr(value[0], "__dataclass_fields__"):
                 for at, each in enumerate(value, 1):
-                    yield from ((row, f"{name}[{at}].", own, getattr(each, own)) for own in _names(type(each)))
+                    yield from ((row, f"{name}[{at}].", *own) for own in _values(each))
 
 
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
+def _values(row: Any) -> Iterator[tuple[str, Any]]:
+    return ((each.name, getattr(row, each.name)) for each in fields(row))
 
 
 def _order(matrix: Matrix) -> Iterator[BadInput]:
@@ -157,10 +154,8 @@ def _order(matrix: Matrix) -> Iterator[BadInput]:
 
 
 def _wrong(key: str, file: str, row: str, **args: str) -> BadInput:
-    name = f"{file}.toml"
-    return BadInput(
-        Message(f"matrix.{key}", {"file": name, "row": row, **args}), Message("matrix.hint", {"file": name})
-    )
+    named = {"file": f"{file}.toml"}
+    return BadInput(Message(f"matrix.{key}", {**named, "row": row, **args}), Message("matrix.hint", named))
 
 
 def _references(matrix: Matrix) -> Iterator[tuple[str, str, str, bool]]:
@@ -207,24 +202,21 @@ def _release_images(matrix: Matrix) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def _recipe(matrix: Matrix, recipe: Recipe) -> Iterator[tuple[str, bool]]:
+    rows_of: dict[str, Callable[[str], Row | None]] = {
+        "torch-npu": matrix.torch_npu_row,
+        "vllm-ascend": matrix.vllm_ascend_row,
+        "triton-ascend": matrix.triton_ascend_row,
+    }
     yield f"CANN {recipe.cann}", not recipe.cann or matrix.cann_row(recipe.cann) is not None
     for pin in recipe.pin:
-        if pin.name in _ROW_PINS:
-            yield f"{pin.name} {pin.version}", _has_row(matrix, pin)
+        if pin.name in rows_of:
+            yield f"{pin.name} {pin.version}", rows_of[pin.name](pin.version) is not None
     for name in recipe.hardware:
         row = matrix.hardware_row(name)
         yield f"hardware {name}", row is not None
         yield f"soc {recipe.soc.get(name)}", row is not None and recipe.soc.get(name) in row.socs
     yield from ((name, matrix.system_row(name) is not None) for name in recipe.os)
     yield from _steps(recipe)
-
-
-def _has_row(matrix: Matrix, pin: RecipePin) -> bool:
-    if pin.name == "torch-npu":
-        return matrix.torch_npu_row(pin.version) is not None
-    if pin.name == "vllm-ascend":
-        return matrix.vllm_ascend_row(pin.version) is not None
-    return matrix.triton_ascend_row(pin.version) is not None
 
 
 def _steps(recipe: Recipe) -> Iterator[tuple[str, bool]]:

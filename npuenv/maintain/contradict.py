@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from npuenv.matrix.tables import Matrix
 
 
-Standing = Literal[
-    "settled",  # a side is believed, with a reason
-    "open",  # both sides are written down, and the evidence does not decide
-    "unsettled",  # nobody has written it down
-]
+# A side is believed, with a reason; both sides are written down, and the evidence does not decide; nobody has.
+Standing = Literal["settled", "open", "unsettled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,57 @@ class RowConflict:
     by: tuple[str, ...] = ()  # ids of the contradictions and recipes that speak about it
 
 
-def release_differences(matrix: Matrix) -> Iterator[RowConflict]:
+def find_contradictions(matrix: Matrix) -> tuple[RowConflict, ...]:
+    """Every contradiction between the rows, releases first, with its standing."""
+    return tuple(_judge(each, matrix) for each in (*_release_differences(matrix), *_recipe_differences(matrix)))
+
+
+def _judge(found: RowConflict, matrix: Matrix) -> RowConflict:
+    about = [each for each in matrix.contradictions if set(found.rows) <= set(each.rows)]
+    written = [each for each in about if _names(each.about, found)]
+    deciding = [each for each in matrix.recipes if _concerns(each, found, matrix) and _decides(each, found)]
+    by = tuple(each.id for each in (*written, *deciding))
+    return replace(found, standing=_standing(found, written, deciding), by=by)
+
+
+def _standing(found: RowConflict, written: Sequence[Contradiction], deciding: Sequence[Recipe]) -> Standing:
+    """What is written down about the rows themselves outweighs what one recipe does about it."""
+    if written:
+        return "open" if any(each.believe == "open" for each in written) else "settled"
+    if not deciding:
+        return "unsettled"
+    disputes = [each for recipe in deciding for each in recipe.dispute if _names(each.about, found)]
+    return "open" if disputes and all(each.believe == "open" for each in disputes) else "settled"
+
+
+def _names(about: str, found: RowConflict) -> bool:
+    """Whether a heading like "torch_npu of vllm-ascend 0.11.0" names what a difference is about."""
+    words = re.findall(r"[a-z0-9][a-z0-9.+-]*", about.lower().replace("_", "-"))
+    return any(subject in words for subject in found.subjects)
+
+
+def _concerns(recipe: Recipe, found: RowConflict, matrix: Matrix) -> bool:
+    """Whether a recipe rests on the rows that a difference lies between: on one of each table that it names."""
+    pins = {pin.name: pin.version for pin in recipe.pin}
+    rests_on = (
+        matrix.vllm_ascend_row(pins.get("vllm-ascend", "")),
+        matrix.torch_npu_row(pins.get("torch-npu", "")),
+        matrix.triton_ascend_row(pins.get("triton-ascend", "")),
+        matrix.cann_row(recipe.cann) if recipe.cann else None,
+    )
+    ids = {recipe.id, *(row.id for row in rests_on if row)}
+    if found.rows[0] not in ids:
+        return False
+    tables, named = ({row.partition(".")[0] for row in rows} for rows in (found.rows, ids.intersection(found.rows)))
+    return found.rows[0] == recipe.id or tables == named
+
+
+def _decides(recipe: Recipe, found: RowConflict) -> bool:
+    overruled = {versions.requirement_name(each.requirement) for each in recipe.override}
+    return any(_names(each.about, found) for each in recipe.dispute) or not overruled.isdisjoint(found.subjects)
+
+
+def _release_differences(matrix: Matrix) -> Iterator[RowConflict]:
     """Where the policy table, the metadata, the images and the partners of each vllm-ascend release differ."""
     for row in matrix.vllm_ascend:
         yield from _policy(row, matrix)
@@ -97,7 +144,7 @@ def _image(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Row
         args = {"image": image.torch_npu, "requires": required, "hardware": where}
         yield _difference("image-torch-npu", (row.id,), ("torch-npu",), **args)
     npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requirement("torch-npu")) or row.torch_npu)
-    if npu and not is_paired(npu, image.cann):
+    if npu and not _is_paired(npu, image.cann):
         rows = (row.id, npu.id, *((cann.id,) if cann else ()))
         yield _unpaired(npu, image.cann, rows)
 
@@ -131,14 +178,14 @@ def _partner(row: VllmAscend, matrix: Matrix) -> Iterator[RowConflict]:
     if own is None or vllm is None:
         return
     for python in dict.fromkeys(image.python for image in row.image):
-        mine, theirs = asked_for(own, python), asked_for(vllm, python)
+        mine, theirs = _asked_for(own, python), _asked_for(vllm, python)
         for name in sorted(mine.keys() & theirs.keys()):
             if common_version(mine[name], theirs[name]) is None:
                 args = {"package": name, "own": mine[name], "vllm": row.vllm, "theirs": theirs[name], "python": python}
                 yield _difference("vllm-against-vllm-ascend", (row.id,), (name,), **args)
 
 
-def recipe_differences(matrix: Matrix) -> Iterator[RowConflict]:
+def _recipe_differences(matrix: Matrix) -> Iterator[RowConflict]:
     """Where the recipes of the tables contradict themselves, the rows, or what their components ask for."""
     for recipe in matrix.recipes:
         pins = {pin.name: pin.version for pin in recipe.pin}
@@ -159,7 +206,7 @@ def _own_ranges(recipe: Recipe, pins: Mapping[str, str]) -> Iterator[RowConflict
 def _pairs(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iterator[RowConflict]:
     """The pins against the rows that say which versions belong together."""
     npu, cann = matrix.torch_npu_row(pins.get("torch-npu", "")), matrix.cann_row(recipe.cann) if recipe.cann else None
-    if npu and cann and not is_paired(npu, recipe.cann):
+    if npu and cann and not _is_paired(npu, recipe.cann):
         yield _unpaired(npu, recipe.cann, (recipe.id, npu.id, cann.id))
     triton = matrix.triton_ascend_row(pins.get("triton-ascend", ""))
     if triton and recipe.cann:
@@ -198,28 +245,24 @@ def _components(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iter
         row = matrix.built_row(git.name, pins.get(git.name) or git.ref.removeprefix("v"))
         if row is None:
             continue
-        asked = asked_for(row, recipe.python[0])
+        asked = _asked_for(row, recipe.python[0])
         for name in sorted(asked.keys() & pins.keys()):
             if not versions.accepts(asked[name], pins[name]):
                 args = {"package": name, "pin": pins[name], "who": f"{row.name} {row.version}", "requires": asked[name]}
                 yield _difference("recipe-requires", (recipe.id,), (name,), **args)
         for override in recipe.override:
             if override.does == "replace" and override.package == git.name:
-                name, spec = _named(Requirement(_filled(override.requirement, pins)))
+                filled = override.requirement  # "torch=={torch}" -> "torch==2.8.0"
+                for pin, version in pins.items():
+                    filled = filled.replace(f"{{{pin}}}", version)
+                name, spec = _named(Requirement(filled))
                 if name in asked and versions.specifier(spec) == versions.specifier(asked[name]):
                     args = {"package": git.name, "requirement": f"{name}{spec}"}
                     yield _difference("pointless-override", (recipe.id,), (), **args)
 
 
-def _filled(requirement: str, pins: Mapping[str, str]) -> str:
-    """An override's requirement with the recipe's versions in place: "torch=={torch}" -> "torch==2.8.0"."""
-    for name, version in pins.items():
-        requirement = requirement.replace(f"{{{name}}}", version)
-    return requirement
-
-
 @functools.lru_cache(maxsize=512)
-def asked_for(row: Built, python: str) -> Mapping[str, str]:
+def _asked_for(row: Built, python: str) -> Mapping[str, str]:
     """Name -> specifier of what a package asks for on a Python on Linux, whatever the architecture."""
     found: dict[str, list[str]] = {}
     for text in row.requires:
@@ -236,65 +279,10 @@ def _named(requirement: Requirement) -> tuple[str, str]:
     return versions.normalised(requirement.name), str(requirement.specifier)
 
 
-def is_paired(row: TorchNpu, cann: str) -> bool:
+def _is_paired(row: TorchNpu, cann: str) -> bool:
     """Whether a torch_npu row names a CANN: as its pair, in a compatible set, or as others pair it."""
     return any(versions.covers_cann(each, cann) for each in _paired_with(row))
 
 
 def _paired_with(row: TorchNpu) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in (row.cann, *row.cann_unofficial, *row.cann_compatible) if each))
-
-
-def find_contradictions(matrix: Matrix) -> tuple[RowConflict, ...]:
-    """Every contradiction between the rows, releases first, with its standing."""
-    found = [*release_differences(matrix), *recipe_differences(matrix)]
-    return tuple(_judge(each, matrix) for each in found)
-
-
-def _judge(found: RowConflict, matrix: Matrix) -> RowConflict:
-    written = [each for each in matrix.contradictions if _speaks_about(each, found)]
-    deciding = [each for each in matrix.recipes if _concerns(each, found, matrix) and _decides(each, found)]
-    by = tuple(each.id for each in (*written, *deciding))
-    return replace(found, standing=_standing(found, written, deciding), by=by)
-
-
-def _standing(found: RowConflict, written: Sequence[Contradiction], deciding: Sequence[Recipe]) -> Standing:
-    """What is written down about the rows themselves outweighs what one recipe does about it."""
-    if written:
-        return "open" if any(each.believe == "open" for each in written) else "settled"
-    if not deciding:
-        return "unsettled"
-    disputes = [each for recipe in deciding for each in recipe.dispute if _names(each.about, found)]
-    return "open" if disputes and all(each.believe == "open" for each in disputes) else "settled"
-
-
-def _speaks_about(row: Contradiction, found: RowConflict) -> bool:
-    return set(found.rows) <= set(row.rows) and _names(row.about, found)
-
-
-def _names(about: str, found: RowConflict) -> bool:
-    """Whether a heading like "torch_npu of vllm-ascend 0.11.0" names what a difference is about."""
-    words = re.findall(r"[a-z0-9][a-z0-9.+-]*", about.lower().replace("_", "-"))
-    return any(subject in words for subject in found.subjects)
-
-
-def _concerns(recipe: Recipe, found: RowConflict, matrix: Matrix) -> bool:
-    """Whether a recipe rests on the rows that a difference lies between: on one of each table that it names."""
-    pins = {pin.name: pin.version for pin in recipe.pin}
-    rests_on = (
-        matrix.vllm_ascend_row(pins.get("vllm-ascend", "")),
-        matrix.torch_npu_row(pins.get("torch-npu", "")),
-        matrix.triton_ascend_row(pins.get("triton-ascend", "")),
-        matrix.cann_row(recipe.cann) if recipe.cann else None,
-    )
-    ids = {recipe.id, *(row.id for row in rests_on if row)}
-    if found.rows[0] not in ids:
-        return False
-    tables = {row.partition(".")[0]: False for row in found.rows}
-    tables.update({row.partition(".")[0]: True for row in found.rows if row in ids})
-    return found.rows[0] == recipe.id or all(tables.values())
-
-
-def _decides(recipe: Recipe, found: RowConflict) -> bool:
-    overruled = {versions.requirement_name(each.requirement) for each in recipe.override}
-    return any(_names(each.about, found) for each in recipe.dispute) or not overruled.isdisjoint(found.subjects)

@@ -107,7 +107,8 @@ def lock_all(
             waiting.setdefault(cell.inputs.digest, []).append(number)
     unanswered = _solve_all(cells, waiting, run)
     if unanswered:
-        raise _cannot_tell(unanswered, len(cells))
+        args = {"count": len(unanswered), "all": len(cells), "why": unanswered[0].message}
+        raise CannotTell(Message("locking.unanswered", args), Message("locking.run-again"))
     return tuple(run.rows[number] for number in range(len(cells)))
 
 
@@ -168,10 +169,8 @@ def _said_for(cell: _Cell, first: _Cell, solved: Solved) -> Solved:
     own = {line.text: line.source for line in cell.inputs.lines}
     theirs = {line.proof: line.text for line in first.inputs.lines}
     proof = tuple(replace(each, source=own.get(theirs.get(each, ""), each.source)) for each in solved.proof)
-    missing = tuple(
-        replace(each, detail=each.detail.replace(first.stack.name, cell.stack.name)) for each in solved.missing
-    )
-    return Solved(solved.packages, missing, proof)
+    details = ((each, each.detail.replace(first.stack.name, cell.stack.name)) for each in solved.missing)
+    return Solved(solved.packages, tuple(replace(each, detail=detail) for each, detail in details), proof)
 
 
 def _kept(cell: _Cell, folder: Path, proofs: dict[str, Any]) -> GridRow | None:
@@ -179,8 +178,8 @@ def _kept(cell: _Cell, folder: Path, proofs: dict[str, Any]) -> GridRow | None:
     known = proofs.get(cell.file_name)
     if known and known["inputs"] == cell.inputs.digest:
         proof = tuple(Proof(**each) for each in known["proof"])
-        return GridRow(cell.stack.name, cell.stack.platform.tag, cell.stack.platform.hardware, "impossible", 0, (),
-                       proof, 0.0, True, known["detail"])  # fmt: skip
+        of = (cell.stack.name, cell.stack.platform.tag, cell.stack.platform.hardware)
+        return GridRow(*of, IMPOSSIBLE, 0, (), proof, 0.0, True, known["detail"])
     path = folder / cell.file_name
     try:
         lock = read_lock(path) if path.is_file() else None
@@ -247,8 +246,3 @@ def _forget_impossible(folder: Path, cell: _Cell) -> None:
 
 def _write_impossible(folder: Path, known: dict[str, Any]) -> None:
     put_text(json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n", folder / RECORD)
-
-
-def _cannot_tell(unanswered: Sequence[CannotTell], num_stacks: int) -> CannotTell:
-    args = {"count": len(unanswered), "all": num_stacks, "why": unanswered[0].message}
-    return CannotTell(Message("locking.unanswered", args), Message("locking.run-again"))

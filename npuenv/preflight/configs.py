@@ -19,17 +19,8 @@ from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import (
-    KeyTable,
-    configs_of,
-    defaults_of,
-    known_releases,
-    names_of,
-    nearest_release,
-    programs_of,
-)
-from npuenv.preflight import launch
-from npuenv.preflight.launch import LaunchSetting, TooLarge
+from npuenv.matrix.keys import KeyTable, configs_of, defaults_of, known_releases, names_of, nearest_release, programs_of
+from npuenv.preflight.launch import MOST_BYTES, MOST_FILES, LaunchSetting, TooLarge
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -69,8 +60,8 @@ class Search:
         if found is None:
             return Config(missing=(file,))
         self.read.append(str(found))
-        if len(self.read) > launch.MOST_FILES:  # few files are enough for endless paths through them
-            raise TooLarge(str(found), launch.MOST_FILES, "files")
+        if len(self.read) > MOST_FILES:  # few files are enough for endless paths through them
+            raise TooLarge(str(found), MOST_FILES, "files")
         text = _text(found)
         if not text.strip() or str(found) in self.above:
             return Config()
@@ -90,10 +81,8 @@ def read_config(text: str, path: str, search: Search) -> Config:
     Raises: BadInput where it is no YAML with one mapping.
     """
     entries = read_yaml(text, path)
-    own = {
-        each.dotted: LaunchSetting(each.dotted, each.value, each.text, Location(path, each.line))
-        for each in _leaves(entries)
-    }
+    leaves = ((each, Location(path, each.line)) for each in _leaves(entries))
+    own = {each.dotted: LaunchSetting(each.dotted, each.value, each.text, place) for each, place in leaves}
     added = _searchpath(entries, search.base, *search.folders[:1])
     search = replace(search, folders=(*search.folders, *added))
     settings: dict[str, LaunchSetting] = {}
@@ -128,9 +117,7 @@ def _lay_over(settings: dict[str, LaunchSetting], others: Mapping[str, LaunchSet
         if setting.value != {} or not any(each.startswith(f"{key}.") for each in settings):
             for below in [each for each in settings if each.startswith(f"{key}.")]:
                 settings.pop(below)
-            settings[key] = (
-                setting if key == setting.key else LaunchSetting(key, setting.value, setting.text, setting.place)
-            )
+            settings[key] = replace(setting, key=key)
 
 
 def _parents(key: str) -> Iterator[str]:
@@ -207,10 +194,8 @@ def _read(tree: Path) -> Checkout | None:
         if nearest is None:
             return None
         base = versions.python_version(version).base_version
-        defaults = {
-            "model_engine": "dp",  # a choice, which is not in the file
-            **_tree_leaves(tree / _CONFIG / _COMPOSED),
-        }
+        # The engine is a choice, which is not in the file.
+        defaults = {"model_engine": "dp", **_tree_leaves(tree / _CONFIG / _COMPOSED)}
         if defaults == defaults_of("verl", base):
             return Checkout(version, base)
         names = frozenset(defaults).union(*map(_tree_leaves, _other_trainers(tree)))
@@ -242,7 +227,7 @@ def _tree_leaves(file: Path) -> dict[str, Any]:
 
 def _text(file: Path) -> str:
     try:
-        return read_bytes(file, launch.MOST_BYTES).decode("utf-8-sig")
+        return read_bytes(file, MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("preflight.unreadable", {"path": str(file), "why": str(error)})) from error
 

@@ -15,7 +15,7 @@ from npuenv.core.shellwords import UNKNOWN
 from npuenv.matrix.keys import nearest_release
 from npuenv.preflight.hydra import NotHydra, read_override, write_value
 from npuenv.preflight.launch import Change, front
-from npuenv.preflight.reading import JOB_VARIABLES, LaunchText, ReadOptions, read_text, read_words
+from npuenv.preflight.reading import JOB_VARIABLES, read_text, read_words
 from npuenv.preflight.rules import examine
 from npuenv.preflight.yaml_text import edit_yaml
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from npuenv.core.messages import Message
+    from npuenv.preflight.composing import LaunchText, ReadOptions
     from npuenv.preflight.launch import Call, Launch, LaunchFinding
     from npuenv.preflight.rules.base import Rule
     from npuenv.preflight.script import ExportedVariable, Script, Word

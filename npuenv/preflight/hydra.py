@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.shellwords import LONGEST
-from npuenv.preflight import launch
+from npuenv.preflight.launch import MOST_DIGITS, MOST_LEVELS
 from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def read_value(text: str) -> Any:
 
 def _element(text: str, at: int, ends: str, depth: int) -> tuple[Any, int]:
     """The element that begins here and the offset behind it; `ends` may stand behind it."""
-    if depth > launch.MOST_LEVELS:
-        raise NotHydra("levels", str(launch.MOST_LEVELS))
+    if depth > MOST_LEVELS:
+        raise NotHydra("levels", str(MOST_LEVELS))
     at = _after_space(text, at)
     first = text[at : at + 1]
     if first == "[":
@@ -188,8 +188,8 @@ def _typed(word: str) -> Any:
     if word.lower() in _CONSTANTS:
         return _CONSTANTS[word.lower()]
     is_int = bool(_INT.fullmatch(word))
-    if is_int and len(word) > launch.MOST_DIGITS:
-        raise NotHydra("digits", str(launch.MOST_DIGITS))
+    if is_int and len(word) > MOST_DIGITS:
+        raise NotHydra("digits", str(MOST_DIGITS))
     if is_int:
         return int(word)
     return float(word) if _FLOAT.fullmatch(word) else word

@@ -37,10 +37,7 @@ class TooLarge(BadInput):
     """It would take minutes or all memory to read it to the end."""
 
     def __init__(
-        self,
-        path: str,
-        most: int,
-        what: Literal["digits", "files", "letters", "levels", "scripts", "values", "words"],
+        self, path: str, most: int, what: Literal["digits", "files", "letters", "levels", "scripts", "values", "words"]
     ) -> None:
         args = {"path": path, "most": most, "what": Message(f"preflight.large-{what}")}
         super().__init__(Message("preflight.too-large", args))
@@ -100,9 +97,9 @@ class Launch:
     def is_added(self, key: str) -> bool:
         """Whether Hydra takes a written key that the configuration lacks: with a + or ++, or out of a YAML file."""
         setting = self.settings.get(key)
-        return bool(setting is not None and "+" in setting.mark) or any(
-            key == each or key.startswith(f"{each}.") or each.startswith(f"{key}.") for each in self.from_files
-        )
+        if setting is not None and "+" in setting.mark:
+            return True
+        return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in self.from_files)
 
     def is_open(self, key: str) -> bool:
         """Whether nobody knows here which value is in force."""
@@ -157,18 +154,11 @@ _VERL_KEY = re.compile(r"(?:\+\+|\+|~)?actor_rollout_ref[.@]")
 _OVERRIDE = re.compile(r"(?:\+\+|\+|~)?[A-Za-z_]\w*(?:[.@/][\w@/-]+)+=.*", re.DOTALL)
 # Options of Hydra's own command line that take a value.
 _VALUED = {
-    "--config-dir": "dir",
-    "-cd": "dir",
-    "--config-name": "name",
-    "-cn": "name",
-    "--config-path": "path",
-    "-cp": "path",
-    "--package": "package",
-    "-p": "package",
-    "--cfg": "cfg",
-    "-c": "cfg",
-    "--config_path": "path",
-    "--config_name": "name",
+    **dict.fromkeys(("--config-dir", "-cd"), "dir"),
+    **dict.fromkeys(("--config-name", "--config_name", "-cn"), "name"),
+    **dict.fromkeys(("--config-path", "--config_path", "-cp"), "path"),
+    **dict.fromkeys(("--package", "-p"), "package"),
+    **dict.fromkeys(("--cfg", "-c"), "cfg"),
 }
 
 

@@ -1,5 +1,6 @@
 """A file or a command as a Launch: verl commands, shell scripts that hold one, verl and ROLL YAML.
 
+Also what the words of a script show by themselves: how Ray is started, packages for GPUs, unset variables.
 Nothing that is read is ever run. What could not be decided is open in the launch, never guessed.
 """
 
@@ -7,83 +8,60 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.documents import JsonError, parse_json, read_bytes
 from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
-from npuenv.core.shellwords import UNKNOWN, open_quote
-from npuenv.preflight.configs import Config, Search, counted_as, program_config, read_config
-from npuenv.preflight.hydra import NotHydra, fill, read_override
+from npuenv.core.shellwords import UNKNOWN, open_quote, source_of, tokens
+from npuenv.matrix import load_matrix
+from npuenv.preflight.composing import NO_LAUNCH, Framework, LaunchText, ReadOptions, compose, of_verl_call
+from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.launch import (
     MOST_BYTES,
-    Launch,
     LaunchFinding,
     LaunchSetting,
-    Machine,
     find_call,
     front,
+    is_driver,
+    is_launcher,
     launch_finding,
-    module_of,
     script_of,
     shell_text,
     unjudged,
 )
-from npuenv.preflight.script import Script, Word, survey
-from npuenv.preflight.script_problems import cut_off, problems_of_script, started_often
+from npuenv.preflight.rules.base import nearest
+from npuenv.preflight.script import Word, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from npuenv.preflight.configs import Checkout
     from npuenv.preflight.launch import Call
-    from npuenv.preflight.script import StartedCommands
-
-Framework = Literal["verl", "roll"]
-Defaults = Callable[[str, str], Mapping[str, Any]]
+    from npuenv.preflight.script import Script, StartedCommands
 
 # `# npuenv 0.1.0: verl 0.7.1, recipe ...`, `# npuenv launch NAME for ROLL 0.3.0, stack ...`, and the same in Chinese.
 _RENDERED = re.compile(r"^# npuenv .*?\b(verl|ROLL) ([^,，、]+)[,，、]", re.MULTILINE)
 JOB_VARIABLES = "env_vars."  # in front of the name of a variable that stands in a JSON text
+_RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
+_DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
+_CONTINUED = "GNU Bash manual, Escape Character: a backslash and a newline right behind it continue a line"
+_MANUAL = "GNU Bash manual: Shell Parameter Expansion; The Set Builtin, -u"
+_USED = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")  # nothing that says what else to take: ${X:-1}
+_SET = re.compile(
+    r"(?<![\w$.])([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=|\$\{([A-Za-z_]\w*):?[-=?+]|\bfor\s+([A-Za-z_]\w*)\s"
+    r"|\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|export|unset)\s([^\n;|&<]*)|-[znv]\s+\"?\$?\{?([A-Za-z_]\w*)"
+)
+# What a shell, a scheduler, a container or the vendor's environment scripts set.
+_OUTSIDE = re.compile(
+    r"HOME|USER|LOGNAME|PWD|OLDPWD|PATH|SHELL|LANG|LC_\w+|TERM|HOSTNAME|TMPDIR|E?UID|RANDOM|SECONDS|LINENO|PPID|IFS"
+    r"|BASH\w*|FUNCNAME|OPTARG|OPTIND|PIPESTATUS|\w*PATH|\w*_HOME|LD_PRELOAD|\w*_?(?:RANK|WORLD_SIZE)|MASTER_\w+"
+    r"|(?:SLURM|PBS|RAY|ASCEND|HCCL|CANN|CONDA|VIRTUAL|VC|MA|K8S|KUBERNETES|POD|NODE|JOB|WANDB|HF|CUDA|MLP|GITHUB)_?\w*"
+    r"|NNODES|N_?GPUS\w*|NPROC\w*|\w*(?:PROXY|proxy|TOKEN|KEY|IP|ADDR|PORT|HOSTFILE)"
+)
 _HEAD = 600  # characters in which that stands
-_GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What is known besides the text. None: not said."""
-
-    defaults_of: Defaults  # framework, release -> the release's own values; empty where it is not known
-    framework: Framework | None = None
-    release: str | None = None
-    machine: Machine = field(default_factory=Machine)
-    environ: Mapping[str, str] = field(default_factory=dict)  # variables of the place where it is to run
-    folder: Path = field(default_factory=Path)  # relative paths of a command start here
-    # Whether a shell takes a script's text. Without a shell, everything passes.
-    parses: Callable[[str], bool] = lambda text: True
-    checkout: Checkout | None = None  # of verl, in which the launch lies
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchText:
-    """A launch with the text it came from, which is what a correction changes."""
-
-    launch: Launch
-    path: str  # of the text; "" for a command line
-    text: str  # "" for a command line
-    words: tuple[Word, ...] = ()  # of a command line or of a script's launch
-    call: Call | None = None
-    script: Script | None = None
-    refused: tuple[LaunchFinding, ...] = ()  # what the words alone show: Hydra's grammar, and how Ray is started
-    notes: tuple[Message, ...] = ()
-    arguments: tuple[str, ...] = ()  # what the script is called with
-    nth: int = 0  # which launch of the script this is
-    count: int = 1  # launches of the script
-    around: str = ""  # the script that it stands in, also where `path` is the YAML that the script names
 
 
 def read_file(path: Path, options: ReadOptions, arguments: Sequence[str] = ()) -> LaunchText:
@@ -102,12 +80,8 @@ def read_text(text: str, path: Path, options: ReadOptions, arguments: Sequence[s
 def _with_written_release(text: str, options: ReadOptions) -> ReadOptions:
     """With the release that npuenv wrote into the head of a file it rendered, where nothing else names one."""
     found = _RENDERED.search(text[:_HEAD])
-    if (
-        found is None
-        or options.release
-        or options.machine.packages
-        or options.framework not in (None, found[1].lower())
-    ):
+    is_named = options.release or options.machine.packages
+    if found is None or is_named or options.framework not in (None, found[1].lower()):
         return options
     return replace(options, release=found[2].strip())
 
@@ -152,10 +126,10 @@ def _read_inner(text: str, arguments: Sequence[str], options: ReadOptions) -> La
 
 
 def _read_placed(words: Sequence[Word], call: Call, options: ReadOptions) -> LaunchText:
-    environ, refused = {**_leading(words), **_of_job(words, "")}, started_often(words, call, "")
+    environ, refused = {**_leading(words), **_of_job(words, "")}, _started_often(words, call, "")
     if call.framework == "roll":
         return replace(_of_roll_call(call, environ, options, options.folder), refused=refused)
-    return _of_verl_call(LaunchText(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, options)
+    return of_verl_call(LaunchText(NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, options)
 
 
 def _no_launch(where: str, other: str | None) -> BadInput:
@@ -204,7 +178,7 @@ def _read_yaml(text: str, path: Path, options: ReadOptions) -> LaunchText:
     if framework is None:
         raise _unusable("no-framework", path)
     settings, environ = _split_environ(config, framework)
-    launch = _launch(framework, settings, environ, options, f"{framework}-yaml", config)
+    launch = compose(framework, settings, environ, options, f"{framework}-yaml", config)
     return LaunchText(launch, str(path), text)
 
 
@@ -237,21 +211,20 @@ def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[s
         others = (*found.unjudged, *found.unread)
         raise _no_launch(name, others[0][1] if others else None)
     script, count = found.launches[nth], len(found.launches)
-    environ = {
-        each.name: replace(_variable(each.name, each.word, name), is_sure=each.is_sure) for each in script.exports
-    }
+    exported = ((each.name, _variable(each.name, each.word, name), each.is_sure) for each in script.exports)
+    environ = {key: replace(setting, is_sure=is_sure) for key, setting, is_sure in exported}
     environ.update(_of_job(script.words, name))
     # What is about the whole script is said with its first launch.
-    of_all = () if nth else problems_of_script(found, script.call.framework, text, name, options.environ)
+    of_all = () if nth else _problems_of_script(found, script.call.framework, text, name, options.environ)
     place: dict[str, Any] = {
         "notes": () if nth else tuple(_notes(found, name)),
-        "refused": (*cut_off(script, name), *of_all, *started_often(script.words, script.call, name)),
+        "refused": (*_cut_off(script, name), *of_all, *_started_often(script.words, script.call, name)),
         **{"arguments": arguments, "nth": nth, "count": count, "around": name},
     }
     if script.call.framework == "roll":
         return replace(_of_roll_call(script.call, environ, options, path.parent), **place)
-    reading = LaunchText(_NO_LAUNCH, name, text, script.words, script.call, script)
-    return _of_verl_call(replace(reading, **place), environ, options)
+    reading = LaunchText(NO_LAUNCH, name, text, script.words, script.call, script)
+    return of_verl_call(replace(reading, **place), environ, options)
 
 
 def _notes(found: StartedCommands, path: str) -> Iterator[Message]:
@@ -309,94 +282,6 @@ def _of_job(words: Sequence[Word], path: str) -> dict[str, LaunchSetting]:
     return {}
 
 
-def _of_ray_init(settings: Mapping[str, LaunchSetting]) -> dict[str, LaunchSetting]:
-    """The variables that the trainer gives to its workers through Ray."""
-    found = ((re.fullmatch(r"(?:ray_kwargs\.)?ray_init\.runtime_env\.env_vars\.(\w+)", key), key) for key in settings)
-    return {match[1]: settings[key] for match, key in found if match}
-
-
-def _of_verl_call(reading: LaunchText, environ: dict[str, LaunchSetting], options: ReadOptions) -> LaunchText:
-    """The launch of a verl command: its configuration file, where it names one, under its words."""
-    assert reading.call is not None
-    beside = Path(reading.path).parent if reading.path else options.folder
-    base = _verl_config(reading.call, options, beside)
-    settings = dict(base.settings)
-    refused: list[LaunchFinding] = []
-    for at in reading.call.overrides:
-        word = reading.words[at]
-        place = Location(reading.path, word.line if reading.path else 1, at + 1)
-        try:
-            found = _settings_of(word, place)
-        except NotHydra as error:
-            refused.append(_refusal(error, word, place))
-            continue
-        for setting in found:
-            settings.pop(setting.key, None)
-            settings[setting.key] = setting
-    launch = _launch("verl", settings, {**environ, **_of_ray_init(settings)}, options, "command", base)
-    words = [reading.words[at].value for at in reading.call.overrides]
-    is_partial = base.is_partial or any(UNKNOWN in word.partition("=")[0] for word in words)
-    launch = replace(launch, program=reading.call.program, is_partial=is_partial)
-    return replace(reading, launch=launch, refused=(*reading.refused, *refused))
-
-
-def _verl_config(call: Call, options: ReadOptions, beside: Path) -> Config:
-    """The configuration that a command starts from: the file that it names, or the program's own."""
-    module = module_of(call.program)
-    own = program_config(module)
-    name = call.options.get("name", "") or posixpath.basename(own)
-    if not name:
-        return Config(is_partial=True)
-    named = [Path(call.options[key]) for key in ("dir", "path") if key in call.options]
-    folders = tuple(base / folder for folder in named for base in (options.folder, beside))
-    if not own:  # a program that no release has brings its folder along, as verl's recipes do
-        folders = (*folders, options.folder.joinpath(*module.split(".")[:-1], "config"))
-    is_open = UNKNOWN in name or any(UNKNOWN in str(folder) for folder in named)
-    if is_open:  # mostly the folder of the script, which it asks for itself
-        folders = (*folders, *(place for folder in named for place in _places(folder, beside)))
-    found = Search(folders, options.folder, "verl").config(name, is_primary=True)
-    is_lost = (is_open or not own) and f"{name.removesuffix('.yaml')}.yaml" in found.missing
-    return Config(is_partial=True) if is_lost else found
-
-
-def _places(folder: Path, beside: Path) -> tuple[Path, ...]:
-    """Where a folder may be, of whose path only the running script knows the beginning."""
-    end = str(folder).rpartition(UNKNOWN)[2].lstrip("/")
-    return tuple(top / end for top in (beside, *beside.resolve().parents)) if end else (beside,)
-
-
-def _settings_of(word: Word, place: Location) -> list[LaunchSetting]:
-    """What a word of the command sets: one setting, or one for each leaf of a dictionary."""
-    if UNKNOWN in word.value:
-        mark, key = re.fullmatch(r"(\+\+|\+|~|)(.*)", word.value.partition("=")[0], re.DOTALL).groups()  # type: ignore[union-attr]
-        if UNKNOWN in key or "=" not in word.value or key.startswith("hydra."):
-            return []
-        text = word.raw.partition("=")[2].strip("'\"")
-        return [LaunchSetting(key, text, text, place, mark, is_open=True, is_shells=True, is_sure=word.is_sure)]
-    found = read_override(word.value)
-    if found.key.startswith("hydra.") and found.key != "hydra.searchpath":
-        return []
-    whole = LaunchSetting(
-        found.key, found.value, found.text, place, found.mark, found.is_computed, is_sure=word.is_sure
-    )
-    return list(_leaves(whole))
-
-
-def _leaves(setting: LaunchSetting) -> Sequence[LaunchSetting]:
-    if not isinstance(setting.value, dict) or not setting.value:
-        return (setting,)
-    inner = [replace(setting, key=f"{setting.key}.{key}", value=value) for key, value in setting.value.items()]
-    return tuple(leaf for each in inner for leaf in _leaves(each))
-
-
-def _refusal(error: NotHydra, word: Word, place: Location) -> LaunchFinding:
-    key = word.value.partition("=")[0].lstrip("+~")
-    _, sign, text = word.value.partition("=")
-    setting = LaunchSetting(key, text if sign else None, text, place)
-    says = Message(f"preflight.refused-{error.why}", {"key": key, "what": error.what})
-    return launch_finding("preflight.hydra-grammar", "error", says, (setting,), _GRAMMAR)
-
-
 def _of_roll_call(call: Call, environ: Mapping[str, LaunchSetting], options: ReadOptions, beside: Path) -> LaunchText:
     """The launch of a ROLL command: the YAML that it names."""
     folder, name = call.options.get("path", ""), call.options.get("name", "")
@@ -415,53 +300,77 @@ def _of_roll_call(call: Call, environ: Mapping[str, LaunchSetting], options: Rea
     return replace(reading, launch=replace(reading.launch, environ={**environ, **reading.launch.environ}))
 
 
-# --- the launch
-
-_NO_LAUNCH = Launch("verl", None, {}, {}, {}, Machine(), "command")
+# --- what the words of a script show by themselves
 
 
-def _launch(
-    framework: Framework,
-    settings: Mapping[str, LaunchSetting],
-    environ: Mapping[str, LaunchSetting],
-    options: ReadOptions,
-    source: str,
-    config: Config,
-) -> Launch:
-    if options.framework not in (None, framework):
-        args = {"found": framework, "asked": options.framework}
-        raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
-    name = options.release or options.machine.packages.get(framework)
-    release = counted_as(framework, name) if name else None
-    found = options.checkout if framework == "verl" and options.checkout and not options.checkout.damage else None
-    if found is not None and name in (None, found.version):
-        name, release = found.version, found.release
-    table = found.keys if found is not None and name == found.version else None
-    defaults = table.defaults if table else options.defaults_of(framework, release) if release else {}
-    if engine := _engine_of(settings, config):
-        defaults = {**defaults, **{f"{part}.strategy": engine for part in _STRATEGIES}}
-    known = {name: str(each.value) for name, each in environ.items() if not each.is_open}
-    return Launch(
-        framework,
-        release,
-        fill(settings, defaults, {**options.environ, **known}),
-        defaults,
-        fill(environ, {}, options.environ),
-        options.machine,
-        source,  # type: ignore[arg-type]  # one of the three by construction
-        config.missing,
-        from_files=frozenset(config.settings),
-        checkout=table,
-        release_name=name if name and name != release else "",
-    )
+def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[LaunchFinding, ...]:
+    """A driver that a launcher would start once for each card: it is one process, which starts the others by Ray."""
+    if not is_driver(call.program):
+        return ()
+    values = [word.value for word in words]
+    launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
+    if launcher is None:
+        return ()
+    args = {"launcher": launcher.value, "program": call.program}
+    says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
+    return (launch_finding("preflight.launcher", "error", says, (_setting("start", launcher, path),), _DRIVER),)
 
 
-_STRATEGIES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+def _problems_of_script(
+    found: StartedCommands, framework: str, text: str, path: str, known: Mapping[str, str]
+) -> Iterator[LaunchFinding]:
+    """What is about the script as a whole: GPUs for Ray, packages for GPUs, unset variables."""
+    for word in found.gpus:
+        says = Message("preflight_rules.ray-gpus", {"word": word.value})
+        yield launch_finding("preflight.ray-gpus", "error", says, (_setting("ray start", word, path),), _RAY)
+    yield from _gpu_packages(found, framework, path)
+    yield from _unset_variables(text, path, known)
 
 
-def _engine_of(settings: Mapping[str, LaunchSetting], config: Config) -> str:
-    """The engine that a configuration or a choice of one brings, whose strategy differs from the plain one's."""
-    chosen = settings.get("model_engine")
-    if chosen is not None and not chosen.is_open and isinstance(chosen.value, str):
-        return "" if chosen.value == "dp" else chosen.value
-    return "megatron" if any("megatron" in base for base in config.bases) else ""
+def _setting(key: str, word: Word, path: str) -> LaunchSetting:
+    return LaunchSetting(key, word.value, word.raw, Location(path, word.line if path else 1))
+
+
+def _gpu_packages(found: StartedCommands, framework: str, path: str) -> Iterator[LaunchFinding]:
+    """Packages for GPUs that a script installs before it starts the run."""
+    rows = (row for row in load_matrix().unsupported if row.kind == "package" and framework in row.frameworks)
+    known = {row.package: row for row in rows if row.believe and not row.until and row.package}
+    for word in found.installs:
+        name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
+        if name in known:
+            says, setting = Message("preflight_rules.gpu-package", {"name": name}), _setting("install", word, path)
+            yield launch_finding("preflight.gpu-package", "warning", says, (setting,), known[name].source)
+
+
+def _cut_off(script: Script, path: str) -> Iterator[LaunchFinding]:
+    """Places where the shell ends the command, though its words go on."""
+    of_windows = [cut for cut in script.cuts if cut.why == "carriage-return"]
+    for cut in (each for each in script.cuts if each not in of_windows[1:]):
+        key, sign, text = cut.lost.partition("=")
+        setting = LaunchSetting(key or "\\", text if sign else None, text, Location(path, cut.line))
+        says = Message(f"preflight_rules.cut-{cut.why}", {"line": cut.line})
+        yield launch_finding("preflight.cut-off", "error", says, (setting,), _CONTINUED)
+
+
+def _unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[LaunchFinding]:
+    """A problem for each name; nothing where another file that the script reads may set it.
+
+    With a name like it that is set, the name is a slip; without one it may come from the environment.
+    """
+    if re.search(r"^\s*(?:source|\.|eval)\s", text, re.MULTILINE):
+        return
+    names = {name for found in _SET.findall(text) for group in found for name in re.findall(r"[A-Za-z_]\w*", group)}
+    ends = bool(re.search(r"^\s*set\s+(?:-\w+\s+)*-\w*u|^\s*set\s.*nounset|^#!.*\s-\w*u", text, re.MULTILINE))
+    found_names = set[str]()
+    for token in tokens(source_of(text)):
+        is_quoted = token.text.startswith('"') and "$(" not in token.text  # where a single quote is a sign like others
+        text_of_shell = token.text if is_quoted else re.sub(r"'[^']*'", "", token.text)
+        for name in (one or other for one, other in _USED.findall(text_of_shell)):
+            if name in names or name in known or name in found_names or _OUTSIDE.fullmatch(name):
+                continue
+            found_names.add(name)
+            near = nearest(name, names, 0.88)
+            setting = LaunchSetting(name, None, token.text, Location(path, token.line))
+            key = "unset-near" if near else "unset-ends" if ends else "unset-empty"
+            says = Message(f"preflight_rules.{key}", {"name": name, "near": near or "-"})
+            yield launch_finding("preflight.unset", "error" if near else "warning", says, (setting,), _MANUAL)

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Literal
 
 from npuenv.core.shellscript import commands, holds
 from npuenv.core.shellwords import UNKNOWN, expand, source_of, with_arrays
-from npuenv.preflight import launch
-from npuenv.preflight.launch import Call, TooLarge, find_call, front, is_override, script_of, shell_text, unjudged
+from npuenv.preflight.launch import (
+    MOST_INNER_SCRIPTS,
+    MOST_WORDS,
+    Call,
+    TooLarge,
+    find_call,
+    front,
+    is_override,
+    script_of,
+    shell_text,
+    unjudged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,8 +113,8 @@ def survey(
 
     Raises: TooLarge.
     """
-    if depth > launch.MOST_INNER_SCRIPTS:
-        raise TooLarge(path, launch.MOST_INNER_SCRIPTS, "scripts")
+    if depth > MOST_INNER_SCRIPTS:
+        raise TooLarge(path, MOST_INNER_SCRIPTS, "scripts")
     positional = {"#": str(len(arguments)), **{str(at): word for at, word in enumerate(arguments, 1)}}
     known = {**{name: value for name, value in env.items() if not name.isdigit()}, **positional}
     state = _State(text, path, tuple(arguments))
@@ -255,9 +265,9 @@ class _State:
 
         Raises: TooLarge, since few lines are enough to double an array for ever.
         """
-        found = tuple(itertools.islice(self._spread(words, command), launch.MOST_WORDS + 1))
-        if len(found) > launch.MOST_WORDS:
-            raise TooLarge(self.path, launch.MOST_WORDS, "words")
+        found = tuple(itertools.islice(self._spread(words, command), MOST_WORDS + 1))
+        if len(found) > MOST_WORDS:
+            raise TooLarge(self.path, MOST_WORDS, "words")
         return found
 
     def _spread(self, words: Sequence[Word], command: Command) -> Iterator[Word]:

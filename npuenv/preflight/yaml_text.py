@@ -9,13 +9,12 @@ import functools
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight import launch
-from npuenv.preflight.launch import TooLarge
+from npuenv.preflight.launch import MOST_DIGITS, MOST_LETTERS, MOST_LEVELS, MOST_VALUES, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +53,7 @@ class YamlEntry:
     quote: str = ""  # ' or " around the value
     is_merged: bool = False  # it comes through `<<:` or an alias: the text stands somewhere else
     is_flow: bool = False  # a mapping in braces
-    children: tuple[YamlEntry, ...] = field(default=())
+    children: tuple[YamlEntry, ...] = ()
 
     @property
     def dotted(self) -> str:
@@ -75,8 +74,8 @@ def read_yaml(text: str, path: str) -> tuple[YamlEntry, ...]:
     Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping;
     TooLarge for what no configuration is as large as.
     """
-    if len(text) > launch.MOST_LETTERS:
-        raise TooLarge(path, launch.MOST_LETTERS, "letters")
+    if len(text) > MOST_LETTERS:
+        raise TooLarge(path, MOST_LETTERS, "letters")
     from ruamel.yaml import composer
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -85,7 +84,7 @@ def read_yaml(text: str, path: str) -> tuple[YamlEntry, ...]:
     try:
         return _entries(_nodes(text), text, path)
     except too_deep as error:
-        raise TooLarge(path, launch.MOST_LEVELS, "levels") from error
+        raise TooLarge(path, MOST_LEVELS, "levels") from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _broken(path, mark.line + 1 if mark else 1, str(error.problem or error.context)) from error
@@ -99,9 +98,7 @@ def _nodes(text: str) -> list[Any]:
     from ruamel.yaml import YAML
 
     reader: Any = YAML(typ="safe", pure=True)
-    reader.max_depth = (
-        launch.MOST_LEVELS + 2
-    )  # before the rest is scanned; what lies between is told exactly afterwards
+    reader.max_depth = MOST_LEVELS + 2  # before the rest is scanned; what lies between is told exactly afterwards
     reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
     return list(reader.compose_all(text))
 
@@ -121,28 +118,27 @@ def _require_small(node: Any, path: str, known: dict[int, tuple[int, int]], dept
 
     Each node is looked at once, however many aliases lead to it. One that holds itself is too deep.
     """
-    if depth > launch.MOST_LEVELS:
-        raise TooLarge(path, launch.MOST_LEVELS, "levels")
+    if depth > MOST_LEVELS:
+        raise TooLarge(path, MOST_LEVELS, "levels")
     if node.id == "scalar":
-        if len(node.value) > launch.MOST_DIGITS and not node.style and is_number(node.value):
-            raise TooLarge(path, launch.MOST_DIGITS, "digits")
+        if len(node.value) > MOST_DIGITS and not node.style and is_number(node.value):
+            raise TooLarge(path, MOST_DIGITS, "digits")
         return 1, 0
     if id(node) not in known:
         below = node.value if node.id == "sequence" else [each for pair in node.value for each in pair]
         found = [_require_small(each, path, known, depth + 1) for each in below]
         size, levels = 1 + sum(size for size, _ in found), 1 + max((levels for _, levels in found), default=0)
-        if size > launch.MOST_VALUES:
-            raise TooLarge(path, launch.MOST_VALUES, "values")
-        if levels > launch.MOST_LEVELS:
-            raise TooLarge(path, launch.MOST_LEVELS, "levels")
+        if size > MOST_VALUES:
+            raise TooLarge(path, MOST_VALUES, "values")
+        if levels > MOST_LEVELS:
+            raise TooLarge(path, MOST_LEVELS, "levels")
         known[id(node)] = size, levels
     return known[id(node)]
 
 
 def _broken(path: str, line: int, why: str) -> BadInput:
-    return BadInput(
-        Message("preflight.bad-yaml", {"path": path, "line": line, "why": why}), Message("preflight.bad-yaml-hint")
-    )
+    args = {"path": path, "line": line, "why": why}
+    return BadInput(Message("preflight.bad-yaml", args), Message("preflight.bad-yaml-hint"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +211,7 @@ def is_number(text: str) -> bool:
 
 def scalar(text: str) -> Any:
     """A plain scalar: "yes" -> True, "1e-6" -> 1e-06, "0o7" -> "0o7". A number too long for any use stays a text."""
-    if len(text) > launch.MOST_DIGITS:
+    if len(text) > MOST_DIGITS:
         return text
     if text in _NULL:
         return None

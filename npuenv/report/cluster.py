@@ -14,7 +14,7 @@ from npuenv import __version__
 from npuenv.checks import title
 from npuenv.cluster import consistency
 from npuenv.cluster.inventory import NO_JUMP, fold
-from npuenv.cluster.node_results import NOT_ASKED, group_nodes, merge_findings
+from npuenv.cluster.inventory import grouped as by_key
 from npuenv.cluster.ssh import NodeFailure, command_line, describe_failure, host_key_name, jump_host
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence
@@ -26,7 +26,7 @@ from npuenv.report.doctor_forms import as_text, details_of, doctor_cases, doctor
 from npuenv.report.terminal import Branch, Drawn, Manner, Plain, branches_of, label_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from npuenv.cluster.node_results import ClusterReport, NodeReport
     from npuenv.report.doctor import Scope
@@ -259,7 +259,7 @@ def _add_agreement(sheet: Plain | Drawn, cluster: ClusterReport, page: Page, man
 def next_of(cluster: ClusterReport, again: str) -> Message | None:
     """The one thing to do next; `again` is the command line that looks again."""
     # First what is quickly mended from here; behind it there may be more to find.
-    silent = sorted(cluster.silent, key=lambda report: report.failure not in NOT_ASKED)
+    silent = sorted(cluster.silent, key=lambda report: not (report.failure and report.failure.is_not_asked))
     if silent:
         return _next_of_silent(silent[0], again)
     if any(report.code is ExitCode.PROBLEMS for report in cluster.nodes):
@@ -386,3 +386,24 @@ def _with_failure(report: NodeReport) -> tuple[Finding, ...]:
     status, says = says_of([report])
     line = (Evidence(f"ssh {report.node.name}", report.line),) if report.line else ()
     return (*report.findings, Finding("cluster.asked", status, says, line, "ssh", None))
+
+
+def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
+    """The findings with these statuses; those with the same sentence are one, with all their nodes."""
+    groups = by_key(
+        ((finding.check, finding.status, say(finding.says, "en")), (finding, report.node.name))
+        for report in nodes
+        for finding in report.findings
+        if finding.status in statuses
+    )
+    return [replace(group[0][0], nodes=tuple(name for _, name in group)) for group in groups.values()]
+
+
+def group_nodes(nodes: Iterable[NodeReport]) -> list[tuple[NodeReport, ...]]:
+    """The nodes grouped by result: the same failure, or the same number of findings of each status."""
+
+    def result(report: NodeReport) -> tuple[object, ...]:
+        numbers = tuple(sum(finding.status is status for finding in report.findings) for status in PROBLEMS)
+        return report.failure, report.at, report.is_unfit, report.code, numbers
+
+    return [tuple(group) for group in by_key((result(report), report) for report in nodes).values()]

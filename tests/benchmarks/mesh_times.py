@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.localize import localize_faults
-from npuenv.cluster.mesh import MeshDevice
-from npuenv.cluster.mesh.planning import full, sampled
+from npuenv.cluster.mesh import MeshDevice, full, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.mesh import remote
-from npuenv.cluster.mesh.planning import NodeOutput
+from npuenv.cluster.mesh import NodeOutput, remote
 from npuenv.cluster.mesh.running import Line, SshRunner
 from tests.cluster import mesh_tool
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.cluster.localize import Fault, Hypothesis, Kind, MeshTopology, localize_faults
-from npuenv.cluster.mesh import MeshDevice
-from npuenv.cluster.mesh.planning import full, sampled
+from npuenv.cluster.mesh import MeshDevice, full, sampled
 from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ import pytest
 from npuenv.app.mesh import MeshOptions
 from npuenv.cli import cluster_mesh, main
 from npuenv.cli.cluster_mesh import resume_command
-from npuenv.cluster.mesh import MeshDevice, PingOutcome, Results, load_results, save_results
+from npuenv.cluster.mesh import MeshDevice, PingOutcome, Results
+from npuenv.cluster.mesh.running import load_results, save_results
 from tests.cluster.mesh_world import Direct, World
 from tests.support.own_signals import as_from_a_terminal, interruptible
 from tests.support.sentences import part, says, sentence
@@ -240,7 +241,7 @@ def test_a_node_whose_tool_refuses_is_named_with_its_words(
 def test_more_than_64_devices_are_sampled_and_the_full_mesh_wants_a_yes(
     make_world: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npuenv.cluster.mesh.planning.MOST_FOR_FULL", 3)
+    monkeypatch.setattr("npuenv.cluster.mesh.MOST_FOR_FULL", 3)
     world = make_world(2, 2)
     assert document(world, capsys)["mode"] == "sampled"
     before = len(world.made())

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster import mesh
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
-from npuenv.cluster.mesh import PingOutcome, Results
-from npuenv.cluster.mesh.planning import NodeOutput, full
+from npuenv.cluster.mesh import NodeOutput, PingOutcome, Results, full, running
 from npuenv.cluster.mesh.running import Line, MeshRun, SshRunner, ping_outcome, survey
 from npuenv.cluster.parallel_ssh import Transport
 from npuenv.core.errors import BadInput
@@ -170,14 +168,14 @@ def test_why_a_ping_could_not_be_tried_is_not_kept(tmp_path: Path) -> None:
     results = Results.empty(devices)
     results.note((0, 2), PingOutcome.UNTRIED, "hccn_tool is busy")
     results.note((2, 0), PingOutcome.LOSSY, "one of three")
-    mesh.save_results(tmp_path / "state", results, "sampled")
-    found, mode = mesh.load_results(tmp_path / "state")
+    running.save_results(tmp_path / "state", results, "sampled")
+    found, mode = running.load_results(tmp_path / "state")
     assert (found.notes, found.of((0, 2)), mode) == ({(2, 0): "one of three"}, PingOutcome.PENDING, "sampled")
 
 
 def refused(path: Path) -> str:
     with pytest.raises(BadInput) as caught:
-        mesh.load_results(path)
+        running.load_results(path)
     return caught.value.message.key
 
 
@@ -191,9 +189,9 @@ def test_a_file_that_bars_a_pair_which_can_reach_each_other_is_refused(tmp_path:
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = kept(tmp_path)
-    monkeypatch.setattr(mesh, "_MOST_BYTES", path.stat().st_size)
-    mesh.load_results(path)
-    monkeypatch.setattr(mesh, "_MOST_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(running, "_MOST_BYTES", path.stat().st_size)
+    running.load_results(path)
+    monkeypatch.setattr(running, "_MOST_BYTES", path.stat().st_size - 1)
     assert refused(path) == "mesh.bad-state"
 
 
@@ -202,5 +200,5 @@ def test_another_address_is_refused(tmp_path: Path) -> None:
     moved = [*devices[:2], replace(devices[2], ip="10.9.9.9")]
     for nodes in (["node000", "node001"], ["node000"]):
         with pytest.raises(BadInput) as caught:
-            mesh.require_same_devices(devices, moved, nodes, path)
+            running.require_same_devices(devices, moved, nodes, path)
         assert caught.value.message.key == "mesh.other-devices"

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
-from npuenv.cluster.mesh import MeshDevice, PingPlan
-from npuenv.cluster.mesh.planning import full, sampled
+from npuenv.cluster.mesh import MeshDevice, PingPlan, full, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

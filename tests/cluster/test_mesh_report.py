@@ -12,9 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import npuenv.report
-from npuenv.cluster.mesh import PingOutcome, Results
+from npuenv.cluster.mesh import MissingDevice, PingOutcome, Results, full, sampled
 from npuenv.cluster.mesh.document import MeshResult, document
-from npuenv.cluster.mesh.planning import MissingDevice, full, sampled
 from npuenv.core.messages import LANGUAGES, Message
 from npuenv.report.mesh import brief, lines, render_html
 from tests.cluster.test_localize import FAULTS, hypotheses_of

@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster import mesh
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import Kind, localize_faults
-from npuenv.cluster.mesh import MeshDevice, PingOutcome, Results
-from npuenv.cluster.mesh.planning import MeshDevices, MissingDevice, NodeOutput, find_devices, full, vanished_devices
+from npuenv.cluster.mesh import (
+    MeshDevice,
+    MeshDevices,
+    MissingDevice,
+    NodeOutput,
+    PingOutcome,
+    Results,
+    find_devices,
+    full,
+    running,
+    vanished_devices,
+)
 from npuenv.cluster.mesh.running import Line, MeshRun, ping_outcome, survey
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -248,8 +257,8 @@ def test_a_run_that_goes_on_makes_only_what_was_not_tried(tmp_path: Path) -> Non
     run.measure()
     run.results.note((1, 0), PingOutcome.UNTRIED, "hccn_tool is busy, please try again.")
     path = tmp_path / "state.json"
-    mesh.save_results(path, run.results, "full")
-    results, mode = mesh.load_results(path)
+    running.save_results(path, run.results, "full")
+    results, mode = running.load_results(path)
     assert mode == "full" and results.devices == tuple(devices) and results.seconds_a_ping == 0.5
     assert results.is_pending((1, 0))
     second = Nodes(devices, broken=first.broken)
@@ -270,13 +279,13 @@ def kept(tmp_path: Path) -> tuple[Path, list[MeshDevice]]:
     path = tmp_path / "state.json"
     results = Results.empty(tuple(devices))
     results.note((0, 2), PingOutcome.FAILED, "line")
-    mesh.save_results(path, results, "full")
+    running.save_results(path, results, "full")
     return path, devices
 
 
 def test_what_is_done_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, _ = kept(tmp_path)
-    results, _ = mesh.load_results(path)
+    results, _ = running.load_results(path)
     assert results.of((0, 2)) is PingOutcome.FAILED and results.notes == {(0, 2): "line"}
     assert results.of((1, 1)) is PingOutcome.BARRED and results.of((1, 0)) is PingOutcome.PENDING
     assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
@@ -299,7 +308,7 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, change: Any) -> Non
     path, _ = kept(tmp_path)
     path.write_text(json.dumps(change(json.loads(path.read_text()))), encoding="utf-8")
     with pytest.raises(BadInput) as caught:
-        mesh.load_results(path)
+        running.load_results(path)
     assert caught.value.message.key == "mesh.bad-state"
 
 
@@ -307,7 +316,7 @@ def test_the_same_devices_go_on_whatever_is_silent_today_or_unknown_of_their_boa
     path, devices = kept(tmp_path)
     today = [devices, devices[:2], devices[1:], [replace(device, board=7, netmask="") for device in devices]]
     for now in today:
-        mesh.require_same_devices(devices, now, {"node000", "node001"}, path)
+        running.require_same_devices(devices, now, {"node000", "node001"}, path)
 
 
 def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
@@ -320,7 +329,7 @@ def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
         (devices[:2], {"node000"}),  # a node that the inventory does not have
     ):
         with pytest.raises(BadInput) as caught:
-            mesh.require_same_devices(devices, now, names, path)
+            running.require_same_devices(devices, now, names, path)
         assert caught.value.message.key == "mesh.other-devices"
 
 
@@ -338,14 +347,14 @@ def test_what_gave_no_answer_that_can_be_read_is_not_kept_as_done(tmp_path: Path
     results.note((0, 1), PingOutcome.SILENT, "what?")
     results.note((0, 2), PingOutcome.WEAK, "line")
     path = tmp_path / "state.json"
-    mesh.save_results(path, results, "full")
-    read, _ = mesh.load_results(path)
+    running.save_results(path, results, "full")
+    read, _ = running.load_results(path)
     assert read.is_pending((0, 1)) and read.of((0, 2)) is PingOutcome.WEAK and read.notes == {(0, 2): "line"}
     # So it is with a file that has it as done.
     text = json.loads(path.read_text())
     text["rows"][0] = "-sw"
     path.write_text(json.dumps(text))
-    assert mesh.load_results(path)[0].is_pending((0, 1))
+    assert running.load_results(path)[0].is_pending((0, 1))
 
 
 def test_a_survey_asks_every_node_for_the_address_of_each_card() -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from npuenv.checks import Finding, Status
 from npuenv.cluster.inventory import Node
-from npuenv.cluster.node_results import ClusterReport, NodeReport, group_nodes, merge_findings
+from npuenv.cluster.node_results import ClusterReport, NodeReport
 from npuenv.cluster.ssh import NodeFailure
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message
+from npuenv.report.cluster import group_nodes, merge_findings
 
 
 def finding(status: Status, check: str = "machine.memory", key: str = "agree.skip-nothing") -> Finding:

@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.inventory import Node
-from npuenv.cluster.node_results import ClusterReport, NodeReport, group_nodes
+from npuenv.cluster.node_results import ClusterReport, NodeReport
 from npuenv.cluster.parallel_ssh import ask
 from npuenv.cluster.ssh import (
     NodeFailure,
@@ -23,7 +23,7 @@ from npuenv.cluster.ssh import (
     jump_host,
 )
 from npuenv.core.messages import say
-from npuenv.report.cluster import next_of, says_of
+from npuenv.report.cluster import group_nodes, next_of, says_of
 from tests.cluster.test_parallel_ssh import SHED, client, expanded, node
 from tests.support.sentences import says, sentence
 

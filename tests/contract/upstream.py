@@ -29,9 +29,10 @@ from npuenv.core.messages import say
 from npuenv.install.environments import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.configs import find_checkout
 from npuenv.preflight.launch import Machine
-from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
+from npuenv.preflight.reading import all_of, read_file, read_text
 from npuenv.preflight.rules import examine
 from npuenv.render.launch.verl import render_verl
 from tests.contract.make_verl_keys import programs

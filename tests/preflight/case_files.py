@@ -12,8 +12,9 @@ import pytest
 
 from npuenv.core.documents import load_toml
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import LaunchText, ReadOptions
 from npuenv.preflight.launch import LaunchFinding, Machine
-from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
+from npuenv.preflight.reading import read_text
 from npuenv.preflight.rules import examine
 
 CASES = Path(__file__).parent / "cases"

@@ -9,9 +9,10 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.shellwords import open_quote
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import LaunchText, ReadOptions
 from npuenv.preflight.fixing import fix
 from npuenv.preflight.launch import Machine
-from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
+from npuenv.preflight.reading import read_text
 from npuenv.preflight.rules import examine
 
 VERL = "actor_rollout_ref:\n  rollout:\n    name: vllm\n"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.messages import Message
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.fixing import Fixed, corrected, fix
 from npuenv.preflight.launch import Change, Launch, LaunchFinding, launch_finding
-from npuenv.preflight.reading import ReadOptions, read_file, read_words
+from npuenv.preflight.reading import read_file, read_words
 from npuenv.preflight.rules import examine
 from npuenv.preflight.rules.base import Rule
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.preflight.composing import LaunchText, ReadOptions
 from npuenv.preflight.fixing import apply
 from npuenv.preflight.launch import Change
-from npuenv.preflight.reading import LaunchText, ReadOptions, read_file, read_words
+from npuenv.preflight.reading import read_file, read_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,9 +9,10 @@ import pytest
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Location
 from npuenv.core.shellwords import LONGEST
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.hydra import NotHydra, fill, read_override
 from npuenv.preflight.launch import MOST_LETTERS, MOST_VALUES, LaunchSetting, TooLarge
-from npuenv.preflight.reading import ReadOptions, read_file
+from npuenv.preflight.reading import read_file
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:

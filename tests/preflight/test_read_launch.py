@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.errors import BadInput
+from npuenv.preflight.composing import LaunchText, ReadOptions
 from npuenv.preflight.launch import Machine
-from npuenv.preflight.reading import LaunchText, ReadOptions, read_file, read_text, read_words
+from npuenv.preflight.reading import read_file, read_text, read_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

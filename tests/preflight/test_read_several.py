@@ -10,8 +10,9 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import LaunchText, ReadOptions
 from npuenv.preflight.fixing import corrected, fix, fix_all
-from npuenv.preflight.reading import LaunchText, ReadOptions, all_of, read_file, read_words
+from npuenv.preflight.reading import all_of, read_file, read_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.launch import Launch, Machine
-from npuenv.preflight.reading import ReadOptions, read_file, read_words
+from npuenv.preflight.reading import read_file, read_words
 from npuenv.preflight.rules import examine
 from npuenv.preflight.rules.base import value
 from npuenv.preflight.rules.memory import job_of

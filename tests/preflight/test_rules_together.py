@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.fixing import corrected, fix
 from npuenv.preflight.launch import Machine
-from npuenv.preflight.reading import ReadOptions, read_file, read_words
+from npuenv.preflight.reading import read_file, read_words
 from npuenv.preflight.rules import examine
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from npuenv.core.documents import load_toml
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.fixing import fix, fix_all
 from npuenv.preflight.launch import Machine, find_call
-from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
+from npuenv.preflight.reading import all_of, read_file, read_text
 from npuenv.preflight.rules import examine
 from tests.preflight import case_files
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.preflight.reading import LaunchText
+    from npuenv.preflight.composing import LaunchText
 
 PATH = case_files.CASES / "verl" / "script.sh"
 RIGHT = (

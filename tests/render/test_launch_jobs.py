@@ -11,10 +11,11 @@ import pytest
 from npuenv.core import versions
 from npuenv.core.messages import say
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.launch import Machine
 from npuenv.preflight.memory import estimate, find_model
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.preflight.reading import ReadOptions, read_text
+from npuenv.preflight.reading import read_text
 from npuenv.preflight.rules import examine
 from npuenv.preflight.rules.memory import job_of
 from npuenv.render.launch.verl import render_verl

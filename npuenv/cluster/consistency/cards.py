@@ -76,13 +76,14 @@ def _rows(
     if fact.value is None:
         return one(fact, lambda _: None, absent=None)
     line = next(iter(fact.evidence), Evidence("npu-smi info -t board", ""))
-    return NodeValues(
-        {
-            ValueKey("", at): Value(text, Evidence(command, row.line) if command else line)
-            for at, row in enumerate(rows_of(fact.value))
-            if (text := show(row))
-        }
-    )
+    shown = ((at, show(row) or "", row) for at, row in enumerate(rows_of(fact.value)))
+    found = ((at, text, Evidence(command, row.line) if command else line) for at, text, row in shown if text)
+    return NodeValues(_by_card(found))
+
+
+def _by_card(found: Iterable[tuple[int, str, Evidence]]) -> dict[ValueKey, Value]:
+    """The value of each card, with the line that says it."""
+    return {ValueKey("", card): Value(text, line) for card, text, line in found}
 
 
 def tls(facts: Facts) -> NodeValues:
@@ -108,12 +109,9 @@ def mtu(facts: Facts) -> NodeValues:
         return one(conf, lambda _: None)
     if conf.value is None or facts.hccn.mtus.is_known:  # the tool shows defaults too
         return NodeValues(found)
-    rest = {
-        ValueKey("", card): Value(DEFAULT, Evidence(HCCN_CONF, f"no mtu_{card}"))
-        for card in numbers(facts)
-        if ValueKey("", card) not in found
-    }
-    return NodeValues({**found, **rest})
+    rest = (card for card in numbers(facts) if ValueKey("", card) not in found)
+    usual = _by_card((card, DEFAULT, Evidence(HCCN_CONF, f"no mtu_{card}")) for card in rest)
+    return NodeValues({**found, **usual})
 
 
 def settings(facts: Facts) -> NodeValues:
@@ -121,13 +119,9 @@ def settings(facts: Facts) -> NodeValues:
     conf = facts.hccn.conf
     if conf.value is None:
         return one(conf, lambda _: None, absent=None)
-    found = {
-        f"{key}_{card}": text
-        for card, keys in sorted(conf.value.by_device.items())
-        for key, text in sorted(keys.items())
-        if key not in _OWN_KEYS and not key.startswith("bond")
-    }
-    return listed(found, HCCN_CONF, "{}={}")
+    rows = ((card, *row) for card, keys in sorted(conf.value.by_device.items()) for row in sorted(keys.items()))
+    others = ((card, key, text) for card, key, text in rows if key not in _OWN_KEYS and not key.startswith("bond"))
+    return listed({f"{key}_{card}": text for card, key, text in others}, HCCN_CONF, "{}={}")
 
 
 def speed(facts: Facts) -> NodeValues:
@@ -157,11 +151,8 @@ def _down(facts: Facts) -> set[int]:
 
 def _live(fact: Fact[Any], show: Callable[[Any], str]) -> dict[ValueKey, Value]:
     """The value of each card for which hccn_tool has one."""
-    return {
-        ValueKey("", card): Value(show(item.value), item.evidence[0])
-        for card, item in (fact.value or {}).items()
-        if item.value is not None
-    }
+    known = ((card, item) for card, item in (fact.value or {}).items() if item.value is not None)
+    return _by_card((card, show(item.value), item.evidence[0]) for card, item in known)
 
 
 def _unread(fact: Fact[Any]) -> dict[int | None, Evidence]:
@@ -222,19 +213,14 @@ def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Ev
 def netmasks(facts: Facts) -> NodeValues:
     """The netmask of each card that has one."""
     found = addresses(facts).items()
-    return NodeValues({ValueKey("", card): Value(item.netmask, item.line) for card, item in found if item.netmask})
+    return NodeValues(_by_card((card, item.netmask, item.line) for card, item in found if item.netmask))
 
 
 def subnets(facts: Facts) -> NodeValues:
     """The subnet of each card, by card number. An address that none follows from is reported by the node's doctor."""
-    found = {card: item for card, item in addresses(facts).items() if item.netmask and not has_stand_in(item.ip)}
-    return NodeValues(
-        {
-            ValueKey(f"NPU {card}"): Value(str(item.network), item.line)
-            for card, item in found.items()
-            if item.network is not None
-        }
-    )
+    found = ((card, item) for card, item in addresses(facts).items() if item.netmask and not has_stand_in(item.ip))
+    known = ((card, item) for card, item in found if item.network is not None)
+    return NodeValues({ValueKey(f"NPU {card}"): Value(str(item.network), item.line) for card, item in known})
 
 
 def gateways(facts: Facts) -> NodeValues:

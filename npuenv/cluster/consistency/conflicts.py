@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from npuenv.checks.network.host import foreign_on_ray_ports
@@ -240,9 +239,8 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
     absent = [node for node in nodes if node not in identities or not identities[node].hostname]
     absent += [node for node, each in identities.items() if each.hostname and not each.resolved and len(every) > 1]
     looking = {node: each for node, each in identities.items() if each.resolved}
-    unsaid = [
-        (node, name) for node, each in looking.items() for name in _others(every, each) if name not in each.resolved
-    ]
+    asked = ((node, each, name) for node, each in looking.items() for name in _others(every, each))
+    unsaid = [(node, name) for node, each, name in asked if name not in each.resolved]
     lines += [(node, Evidence(f"getent ahosts {name}", "no answer")) for node, name in unsaid]
     unknown = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
     if wrong:
@@ -275,10 +273,8 @@ def clock(nodes: Nodes, identities: Identities) -> Finding:
     late = sorted((node for node, apart in surely.items() if apart > WARN_OFFSET_S), key=lambda node: -surely[node])
     within = max(item.within_s for item in offsets.values())
     if late:
-        groups = tuple(
-            message("said", who=node, value=f"{offsets[node].seconds - centre:+.1f} s ± {offsets[node].within_s:.1f} s")
-            for node in late
-        )
+        off = {node: f"{offsets[node].seconds - centre:+.1f} s ± {offsets[node].within_s:.1f} s" for node in late}
+        groups = tuple(message("said", who=node, value=value) for node, value in off.items())
         status = Status.FAIL if surely[late[0]] > FAIL_OFFSET_S else Status.WARN
         lines = [(node, Evidence("clock", offsets[node].evidence)) for node in late]
         name = "clock-apart" if len(offsets) > 2 else "clock-two"
@@ -305,9 +301,8 @@ def _wrong_views(identities: Identities, every: Sequence[str]) -> list[tuple[str
             if found and not addresses & set(found):
                 wrong.append((node, name, found))
     # A node's own name is in its own file; if no other name resolves anywhere, names are not used in this cluster.
-    views = [
-        (node, name, each.resolved.get(name)) for node, each in identities.items() for name in _others(every, each)
-    ]
+    asked = ((node, each, name) for node, each in identities.items() for name in _others(every, each))
+    views = [(node, name, each.resolved.get(name)) for node, each, name in asked]
     is_used = any(found for _, _, found in views)
     lost: list[tuple[str, str, tuple[str, ...]]] = [(node, name, ()) for node, name, found in views if found == ()]
     return [*wrong, *(lost if is_used else [])]
@@ -321,11 +316,8 @@ def _others(every: Sequence[str], of: NodeIdentity) -> list[str]:
 def _folded(wrong: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[Message]:
     """One message for all nodes with the same result, and for all names that the same nodes do not find."""
     by_outcome = grouped(((name, ", ".join(found)), node) for node, name, found in wrong)
-    seen = [
-        message("view", nodes=fold(nodes), name=name, found=found)
-        for (name, found), nodes in by_outcome.items()
-        if found
-    ]
+    told = ((*outcome, nodes) for outcome, nodes in by_outcome.items() if outcome[1])
+    seen = (message("view", nodes=fold(nodes), name=name, found=found) for name, found, nodes in told)
     lost = grouped((tuple(nodes), name) for (name, found), nodes in by_outcome.items() if not found)
     return [*seen, *(message("view-none", nodes=fold(nodes), name=fold(names)) for nodes, names in lost.items())]
 
@@ -354,11 +346,7 @@ def _duplicates(
     name: str, owners: Mapping[str, Sequence[Line]], unknown: Mapping[Subject, Evidence], source: str
 ) -> Finding:
     """A finding about what must be unique. Two cards of one node are left to that node's own doctor."""
-    twice = {
-        key: lines
-        for key, lines in owners.items()
-        if any(one[0].node != other[0].node for one, other in combinations(lines, 2))
-    }
+    twice = {key: lines for key, lines in owners.items() if len({subject.node for subject, _ in lines}) > 1}
     if twice:
         groups, lines = _said(twice, "shared")
         return finding(name, Status.FAIL, message("clash", groups=groups), lines, source=source, fix=name)

@@ -271,9 +271,7 @@ def judge_rule(
     is_plan: bool = False,
 ) -> Finding:
     """The finding of one row. `status` is that of a difference. With `is_plan` a topic without a majority is none."""
-    apart = [
-        partition for partition in partitions if not partition.is_unanimous and (partition.majority or not is_plan)
-    ]
+    apart = [each for each in partitions if not each.is_unanimous and (each.majority or not is_plan)]
     unknown = _unknown_subjects(by_node, is_mixed=bool(partitions))
     if apart:
         says = with_unknown(_differences(apart), unknown and fold_subjects(unknown))
@@ -331,10 +329,8 @@ def _unknown_subjects(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> d
     if is_mixed:
         hiding = (node for node, each in by_node.items() if each.hidden and not each.values and not each.is_list)
         found.update({Subject(node): Evidence("capture", "a stand-in") for node in hiding})
-        left_out = {node: each.level for node, each in by_node.items() if each.level and not each.values}
-        found.update(
-            {Subject(node): Evidence("not asked", f"needs --level {level}") for node, level in left_out.items()}
-        )
+        left_out = ((node, each.level) for node, each in by_node.items() if each.level and not each.values)
+        found.update({Subject(node): Evidence("not asked", f"needs --level {level}") for node, level in left_out})
     return found
 
 
@@ -371,39 +367,26 @@ def join(parts: Sequence[Message]) -> Message:
 def _several(subjects: tuple[Subject, ...], partitions: Sequence[Partition]) -> Message:
     if len(partitions) == 1:
         return _difference(partitions[0])
-    items = [
-        message(
-            "instead",
-            topic=partition.topic,
-            value=shown_value(next(iter(partition.outliers))),
-            common=shown_value(partition.majority or ""),
-        )
-        for partition in partitions[:_TOPICS_AT_MOST]
-    ]
+    items = []
+    for each in partitions[:_TOPICS_AT_MOST]:
+        value, common = shown_value(next(iter(each.outliers))), shown_value(each.majority or "")
+        items.append(message("instead", topic=each.topic, value=value, common=common))
     if len(partitions) > _TOPICS_AT_MOST:
         items.append(message("more", count=len(partitions) - _TOPICS_AT_MOST))
     return message("said", who=fold_subjects(subjects), value=tuple(items))
 
 
 def _difference(partition: Partition) -> Message:
-    groups = shorten(
-        [
-            message("said", who=fold_subjects(whose), value=shown_value(value))
-            for value, whose in partition.outliers.items()
-        ]
-    )
-    if len(groups) < len(partition.outliers):
+    odd = {value: fold_subjects(whose) for value, whose in partition.outliers.items()}
+    groups = shorten([message("said", who=who, value=shown_value(value)) for value, who in odd.items()])
+    if len(groups) < len(odd):
         rest = [subject for whose in list(partition.outliers.values())[GROUPS_AT_MOST:] for subject in whose]
-        groups = (
-            *groups[:-1],
-            message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=fold_subjects(rest)),
-        )
+        groups = (*groups[:-1], message("more-on", count=len(odd) - GROUPS_AT_MOST, who=fold_subjects(rest)))
     if partition.majority is None:
         says = message("tied", groups=groups)
     else:
-        says = message(
-            "odd", odd=groups, count=len(partition.holders[partition.majority]), common=shown_value(partition.majority)
-        )
+        count, common = len(partition.holders[partition.majority]), shown_value(partition.majority)
+        says = message("odd", odd=groups, count=count, common=common)
     return message("of", topic=partition.topic, says=says) if partition.topic else says
 
 

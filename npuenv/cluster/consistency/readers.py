@@ -127,11 +127,8 @@ def listed(found: Mapping[str, str], command: str, line: str) -> NodeValues:
         return float(text) if text.isdecimal() else None
 
     hidden = frozenset(topic for topic, text in found.items() if has_stand_in(f"{topic} {text}"))
-    values = {
-        ValueKey(topic): Value(text, Evidence(command, line.format(topic, text)), number(text))
-        for topic, text in found.items()
-        if topic not in hidden
-    }
+    shown = ((topic, text, Evidence(command, line.format(topic, text))) for topic, text in found.items())
+    values = {ValueKey(topic): Value(text, each, number(text)) for topic, text, each in shown if topic not in hidden}
     return NodeValues(values, is_list=True, command=command, hidden=hidden)
 
 
@@ -226,10 +223,8 @@ def variables(facts: Facts) -> NodeValues:
     """The compared variables of the session."""
     names = session_variables()
     found = facts.environment.value or {}
-    compared = {
-        name: text for name, text in found.items() if names.compared.fullmatch(name) and not names.own.fullmatch(name)
-    }
-    return listed(compared, "environment", "{}={}")
+    compared = (name for name in found if names.compared.fullmatch(name) and not names.own.fullmatch(name))
+    return listed({name: found[name] for name in compared}, "environment", "{}={}")
 
 
 def ray_token(facts: Facts) -> NodeValues:
@@ -263,11 +258,8 @@ CABLED = re.compile(r"(en|eth|em\d|p\d+p\d|ib|bond|team|br|vlan|hns|roce).*")
 def outer(facts: Facts) -> tuple[Interface, ...]:
     """The interfaces to other hosts: up, with an address, and no internal bridge or tunnel."""
     found = facts.network.interfaces.value or ()
-    return tuple(
-        item
-        for item in found
-        if item.is_up and _addresses(item) and item.name != "lo" and not INNER.fullmatch(item.name)
-    )
+    named = (item for item in found if item.name != "lo" and not INNER.fullmatch(item.name))
+    return tuple(item for item in named if item.is_up and _addresses(item))
 
 
 def addresses(facts: Facts) -> dict[str, Interface]:
@@ -336,11 +328,8 @@ def host_mtu(facts: Facts) -> NodeValues:
     """The MTU of the interface for HCCL, and of the others by name."""
     values = _chosen(facts, lambda item: str(item.mtu) if item.mtu else "")
     chosen = for_hccl(facts)
-    others = {
-        ValueKey(item.name): Value(str(item.mtu), line_of(facts, item))
-        for item in outer(facts)
-        if item.mtu and (chosen is None or item.name != chosen.name)
-    }
+    rest = (item for item in outer(facts) if item.mtu and (chosen is None or item.name != chosen.name))
+    others = {ValueKey(item.name): Value(str(item.mtu), line_of(facts, item)) for item in rest}
     return NodeValues({**values.values, **others}, values.unknown)
 
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from npuenv.cluster.localize import Fault
-    from npuenv.cluster.mesh import MeshDevice, Pair, PingPlan, Results
-    from npuenv.cluster.mesh.planning import MissingDevice
+    from npuenv.cluster.mesh import MeshDevice, MissingDevice, Pair, PingPlan, Results
 
 SCHEMA = "npuenv.mesh/1"
 _MOST_NOTES = 1000  # single pings in the document; the matrix has all
@@ -57,13 +56,11 @@ def document(finished: MeshResult, lang: str) -> dict[str, Any]:
         by_outcome[results.of(pair)].append(pair)
     fine, lossy, weak = (by_outcome[outcome] for outcome in (PingOutcome.OK, PingOutcome.LOSSY, PingOutcome.WEAK))
     failed = [*by_outcome[PingOutcome.FAILED], *weak]
-    silent, unmade = (
-        by_outcome[PingOutcome.SILENT],
-        [*by_outcome[PingOutcome.UNTRIED], *by_outcome[PingOutcome.PENDING]],
-    )
+    silent, untried = by_outcome[PingOutcome.SILENT], by_outcome[PingOutcome.UNTRIED]
+    unmade = [*untried, *by_outcome[PingOutcome.PENDING]]
     unknown = [*silent, *unmade]
     describer = _Describer(plan.devices, lang, frozenset(weak))
-    notes = sorted((*failed, *lossy, *by_outcome[PingOutcome.SILENT], *by_outcome[PingOutcome.UNTRIED]))
+    notes = sorted((*failed, *lossy, *silent, *untried))
     return {
         "schema": SCHEMA,
         "npuenv": __version__,
@@ -151,15 +148,12 @@ class _Describer:
             "about": self._about(fault.hypothesis),
             "pings": len(fault.explains),
             "says": say(says, self._lang),
-            "or": [
-                {
-                    "kind": other.kind.word,
-                    "about": self._about(other),
-                    "says": say(self._describe(other, is_dead=is_dead), self._lang),
-                }
-                for other in fault.alternatives
-            ],
+            "or": [self._alternative(other, is_dead=is_dead) for other in fault.alternatives],
         }
+
+    def _alternative(self, other: Hypothesis, *, is_dead: bool) -> dict[str, Any]:
+        says = say(self._describe(other, is_dead=is_dead), self._lang)
+        return {"kind": other.kind.word, "about": self._about(other), "says": says}
 
     def _about(self, hypothesis: Hypothesis) -> dict[str, Any]:
         """The indexes of devices, nodes, cards or subnets of a hypothesis."""

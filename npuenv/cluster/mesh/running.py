@@ -1,4 +1,4 @@
-"""Runs the pings of a plan on the nodes of a cluster.
+"""Runs the pings of a plan on the nodes of a cluster, and saves their outcomes for a run that goes on later.
 
 Every node gets the pings of a batch of rounds over one connection and makes them one after another, so hccn_tool never
 runs twice at a time on a node, and no device is the source of two pings. The next batch begins when all nodes have
@@ -14,21 +14,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.mesh import PingOutcome
-from npuenv.cluster.mesh.planning import NodeOutput, as_ran, refusal_of
+from npuenv.cluster.mesh import FULL, SAMPLED, MeshDevice, NodeOutput, PingOutcome, Results, as_ran, refusal_of
 from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
-from npuenv.core.documents import JsonError, parse_json
+from npuenv.core.documents import JsonError, load_json, parse_json
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.parsers import ping
 from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL, HccnRefusal, refused
 from npuenv.facts.target import joined
+from npuenv.host.writing import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
+    from pathlib import Path
 
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.mesh import Pair, PingPlan, Results
+    from npuenv.cluster.mesh import Pair, PingPlan
     from npuenv.cluster.parallel_ssh import NodeAnswer
     from npuenv.host import Ran
 
@@ -53,6 +55,11 @@ _STOP = (
 )
 _PING = ("-i", "{card}", "-ping", "-g", "address", "{ip}", "pkt", str(PACKETS))
 _ADDRESS = ("-i", "{card}", "-ip", "-g")
+_SCHEMA = "npuenv.mesh-state/1"
+_MOST_BYTES = 256 << 20
+_PENDING = str.maketrans(
+    dict.fromkeys((PingOutcome.UNTRIED.value, PingOutcome.SILENT.value), PingOutcome.PENDING.value)
+)
 Line = Mapping[str, Any]
 # Runs the remote program on nodes: see `SshRunner`.
 Runner = Callable[..., Iterator[tuple[str, NodeOutput]]]
@@ -252,3 +259,83 @@ def _lines(texts: Iterable[bytes]) -> Iterator[Line]:
         except JsonError:
             continue
         yield line
+
+
+def save_results(path: Path, results: Results, mode: str) -> None:
+    """Writes the file atomically. Raises OSError."""
+    document = {
+        "schema": _SCHEMA,
+        "mode": mode,
+        "devices": [[each.node, each.card, each.ip, each.netmask, each.board] for each in results.devices],
+        "rows": [row.decode("ascii").translate(_PENDING) for row in results.rows],
+        "notes": [[*pair, line] for pair, line in results.notes.items() if results.of(pair).is_settled],
+        "timed": [results.num_timed, round(results.timed_s, 4)],
+    }
+    write_whole(str(path), json.dumps(document, separators=(",", ":")))
+
+
+def load_results(path: Path) -> tuple[Results, str]:
+    """The outcomes and the mode. Raises BadInput for a missing or invalid file."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError
+        document = load_json(path)
+        return _results(document), document["mode"]
+    except OSError as error:
+        args = {"path": str(path), "reason": error.strerror or str(error)}
+        raise BadInput(Message("mesh.no-state", args), Message("mesh.no-state-hint")) from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise BadInput(Message("mesh.bad-state", {"path": str(path)}), Message("mesh.no-state-hint")) from error
+
+
+def require_same_devices(
+    saved: Sequence[MeshDevice], current: Sequence[MeshDevice], nodes: Container[str], path: Path
+) -> None:
+    """Raises BadInput if the devices differ from those of the file: another address, another card, no such node.
+
+    A device without an address now is accepted: it may have died since, and others can still ping it. `nodes` are those
+    of the inventory.
+    """
+    found = {(device.node, device.card): device for device in current}
+    for device in saved:
+        other = found.pop((device.node, device.card), None)
+        if device.node not in nodes or (other is not None and other.ip != device.ip):
+            raise _differs(path, device, other)
+    if found:
+        raise _differs(path, None, next(iter(found.values())))
+
+
+def _differs(path: Path, saved: MeshDevice | None, current: MeshDevice | None) -> BadInput:
+    device = saved or current
+    assert device is not None
+    none = Message("mesh.none")
+    args = {
+        "path": str(path),
+        "name": device.name,
+        "kept": saved.ip if saved else none,
+        "now": current.ip if current else none,
+    }
+    return BadInput(Message("mesh.other-devices", args), Message("mesh.other-devices-hint"))
+
+
+def _results(document: dict[str, Any]) -> Results:
+    if document["schema"] != _SCHEMA or document["mode"] not in (FULL, SAMPLED):
+        raise ValueError
+    devices = tuple(
+        MeshDevice(str(node), int(card), str(ip), str(mask), None if board is None else int(board))
+        for node, card, ip, mask, board in document["devices"]
+    )
+    fresh = Results.empty(devices)
+    rows = [bytearray(row.translate(_PENDING), "ascii") for row in document["rows"]]
+    letters = {ord(outcome.value) for outcome in PingOutcome if outcome.is_settled or outcome is PingOutcome.PENDING}
+    barred = ord(PingOutcome.BARRED.value)
+    is_sound = len(rows) == len(devices) and all(
+        len(row) == len(devices)
+        and all(letter == barred if free == barred else letter in letters for letter, free in zip(row, template))
+        for row, template in zip(rows, fresh.rows)
+    )
+    if not is_sound:
+        raise ValueError
+    notes = {(int(source), int(target)): str(line) for source, target, line in document["notes"]}
+    num_timed, timed_s = document["timed"][:2]
+    return Results(devices, rows, notes, int(num_timed), float(timed_s))

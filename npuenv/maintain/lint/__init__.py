@@ -155,7 +155,6 @@ class _FileReading:
 
 
 _OF_CHECKOUT = (
-    rules_files.disjoint_asks,
     rules_files.undeclared_limits,
     rules_files.pins_that_pair,
     rules_versions.index_of_files,
@@ -169,17 +168,19 @@ _OF_SCRIPT = (
     rules_versions.index_of_script,
     rules_versions.cpu_index,
     rules_versions.vllm_pair,
+    rules_files.soc_version,
+    rules_files.refs,
+    rules_files.file_name,
+)
+_OF_TEXT = (
     rules_versions.metadata_clash,
     rules_versions.broken_pins,
     rules_versions.triton_order,
-    rules_files.soc_version,
     rules_files.source_under_sh,
     rules_files.tls,
-    rules_files.refs,
     rules_files.vllm_target,
     rules_files.one_architecture,
     rules_files.unknown_instruction,
-    rules_files.file_name,
 )
 
 
@@ -202,10 +203,13 @@ def _position(finding: Finding) -> tuple[str, int, str, str]:
 
 def _lint(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     yield from checkout.findings
+    yield from rules_files.disjoint_asks(checkout)
     for rule in _OF_CHECKOUT:
         yield from rule(checkout, matrix)
     histories = [follow(script, checkout, matrix) for script in checkout.scripts]
     yield from rules_files.different_vllm(histories)
     for history in histories:
-        for each in _OF_SCRIPT:
-            yield from each(history, matrix)
+        for of_script in _OF_SCRIPT:
+            yield from of_script(history, matrix)
+        for of_text in _OF_TEXT:
+            yield from of_text(history)

@@ -23,6 +23,7 @@ from npuenv.maintain.lint.values import (
     Requirement,
     RequirementFile,
     Uninstall,
+    cited,
     disjoint,
 )
 
@@ -50,6 +51,9 @@ class Package:
     requires: tuple[Requirement, ...] = ()
     no_deps: bool = False
     built: bool = False  # from source, not from a wheel
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.name} {self.version}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def follow(script: LintedScript, checkout: LintedTree, matrix: Matrix) -> Histor
     """Goes through a script once for each architecture."""
     history = History(script)
     if script.image and script.image.cann:
-        history.cann, history.cann_evidence = script.image.cann, f"{script.image.place}: FROM {script.image.text}"
+        history.cann, history.cann_evidence = script.image.cann, str(script.image)
     if script.image and script.image.release:
         _start_from(history, script.image, matrix)
     for arch in ARCHES:
@@ -107,7 +111,7 @@ def _start_from(history: History, image: BaseImage, matrix: Matrix) -> None:
     built = next((each for each in row.image if chip in each.hardware), None) if row else None
     if row and built:
         history.cann = built.cann
-        history.cann_evidence = f"{image.place}: FROM {image.text}; {row.id} ({row.source})"
+        history.cann_evidence = f"{image}; {cited(row)}"
 
 
 class _Walk:
@@ -175,9 +179,8 @@ class _Walk:
         for package in self.history.packages.values():
             if package.order > active.order or active.requirement is None or active.requirement.name == package.name:
                 continue
-            needs = next(
-                (each for each in package.requires if each.name == active.requirement.name and each.on(self.arch)), None
-            )
+            asks = (each for each in package.requires if each.name == active.requirement.name)
+            needs = next((each for each in asks if each.on(self.arch)), None)
             if needs and _apart(active.requirement, needs) and active.why == "command":
                 self._clash(MetadataConflict(active, package, needs, replaced=False))
 
@@ -204,10 +207,8 @@ class _Walk:
         elif not clone and folder in self.history.script.copies:
             project = _project(self.checkout, _context(self.history.script, self.checkout))
             if project and versions.normalised(project.label) == "vllm-ascend":
-                package = Package(
-                    "vllm-ascend", event.place, order, "", project.requirements, event.no_deps, built=True
-                )
-                self._package(package, event)
+                asks = project.requirements
+                self._package(Package("vllm-ascend", event.place, order, "", asks, event.no_deps, built=True), event)
 
     def _package(self, package: Package, event: PipInstall) -> None:
         """vllm or vllm-ascend with what it requires. Without `--no-deps` pip brings that about, whatever was there."""
@@ -229,7 +230,7 @@ class _Walk:
         row = self.matrix.built_row(name, version)
         if row is None:
             return ()
-        where = Location(f"{row.id} ({row.source})", 0)
+        where = Location(cited(row), 0)
         requirements = []
         for text in row.requires:
             try:
@@ -261,9 +262,8 @@ def _context(script: LintedScript, checkout: LintedTree) -> str:
 
 
 def _project(checkout: LintedTree, folder: str) -> RequirementFile | None:
-    return next(
-        (each for each in checkout.files if each.kind == "project" and posixpath.dirname(each.path) == folder), None
-    )
+    projects = (each for each in checkout.files if each.kind == "project")
+    return next((each for each in projects if posixpath.dirname(each.path) == folder), None)
 
 
 def _local_files(script: LintedScript, checkout: LintedTree) -> dict[str, RequirementFile]:

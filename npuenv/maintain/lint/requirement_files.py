@@ -66,10 +66,8 @@ def _archive(text: str, place: Location) -> Requirement | None:
         else:
             return None
     except ValueError:  # InvalidWheelFilename, InvalidSdistFilename, or a number of thousands of digits
-        known = re.match(r"([A-Za-z0-9_.]+)-", file)
-        return (
-            Requirement(versions.normalised(known[1]), None, text, place) if known and file.endswith(".whl") else None
-        )
+        known = re.match(r"([A-Za-z0-9_.]+)-", file) if file.endswith(".whl") else None
+        return Requirement(versions.normalised(known[1]), None, text, place) if known else None
     return Requirement(str(name), SpecifierSet(f"=={version}"), text, place)
 
 
@@ -152,13 +150,7 @@ def read_setup_py(path: str, text: str, read: Callable[[str], str | None]) -> tu
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an odd escape in a stranger's file is not the user's concern
         tree = ast.parse(text)
-    names = {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    names = assigned_names(tree)
     call = next((node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_setup(node.func)), None)
     if call is None:
         return ()
@@ -213,10 +205,14 @@ def _file_of(
     return RequirementFile(path, kind, tuple(requirements), label)
 
 
+def assigned_names(tree: ast.Module) -> dict[str, ast.expr]:
+    """The names of a module to what they are set to, the last one of equal names."""
+    assigned = ((target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+    return {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
+
+
 def _is_setup(func: ast.expr) -> bool:
-    return (isinstance(func, ast.Name) and func.id == "setup") or (
-        isinstance(func, ast.Attribute) and func.attr == "setup"
-    )
+    return "setup" in (getattr(func, "id", ""), getattr(func, "attr", ""))
 
 
 def _look_up(node: ast.expr, names: dict[str, ast.expr]) -> ast.expr:

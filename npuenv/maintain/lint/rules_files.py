@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
-from npuenv.core.finding import Finding, Location
+from npuenv.core.finding import Finding, Location, Severity
 from npuenv.core.messages import Message
 from npuenv.core.shellwords import ARCH, ARCHES, UNKNOWN
 from npuenv.core.versions import requirement_name, specifier
@@ -40,13 +40,12 @@ if TYPE_CHECKING:
 _NOT_PROJECT = frozenset(("setuptools", "wheel", "pip"))  # a build may well want others than the project runs with
 
 
-def disjoint_asks(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
+def disjoint_asks(checkout: LintedTree) -> Iterator[Finding]:
     """Two requirements of one project that no version satisfies: metadata against requirement files, each in itself."""
-    del matrix
     for one, other in _pairs(checkout.files):
         for first, second in _clashing(one, other):
             args = {"package": first.name, "one": first.text, "other": second.text, "file": second.place.path}
-            yield finding(first.place, "disjoint", args, (str(first), str(second)), "error")
+            yield finding(first.place, "disjoint", args, (first, second), "error")
 
 
 def _pairs(files: tuple[RequirementFile, ...]) -> Iterator[tuple[RequirementFile, RequirementFile]]:
@@ -91,25 +90,17 @@ def undeclared_limits(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]
 
 def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Finding]:
     when, needs = requirement_name(limit.when), requirement_name(limit.needs)
-    when_range, needs_range = (
-        specifier(each[len(name) :]) for each, name in ((limit.when, when), (limit.needs, needs))
-    )
-    trigger = next(
-        (each for each in file.requirements if each.name == when and each.spec and within(each.spec, when_range)), None
-    )
+    when_range, needs_range = specifier(limit.when[len(when) :]), specifier(limit.needs[len(needs) :])
+    triggers = (each for each in file.requirements if each.name == when and each.spec)
+    trigger = next((each for each in triggers if each.spec and within(each.spec, when_range)), None)
     requirement = next((each for each in file.requirements if each.name == needs and each.spec is not None), None)
     if trigger is None or requirement is None or requirement.spec is None:
         return
     impossible = disjoint(requirement.spec, needs_range)
     if impossible or (takes_newest(requirement.spec) and not takes_newest(needs_range)):
         args = {"asked": requirement.text, "trigger": trigger.text, "needs": limit.needs, "why": Message(limit.why)}
-        yield finding(
-            requirement.place,
-            "undeclared-limit",
-            args,
-            (str(trigger), str(requirement), f"{limit.id} ({limit.source})"),
-            "error" if impossible else "warning",
-        )
+        severity: Severity = "error" if impossible else "warning"
+        yield finding(requirement.place, "undeclared-limit", args, (trigger, requirement, limit), severity)
 
 
 def pins_that_pair(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
@@ -124,39 +115,27 @@ def pins_that_pair(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
 
 def together(triton: Requirement, ascend: Requirement) -> Finding:
     args = {"triton": triton.text, "ascend": ascend.text}
-    place = triton.place
-    return finding(place, "triton-together", args, (str(triton), str(ascend)), "error")
+    return finding(triton.place, "triton-together", args, (triton, ascend), "error")
 
 
 def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str) -> Iterator[Finding]:
     """torch against torch_npu, and torchvision and torchaudio against torch."""
     torch, npu = requirements.get("torch"), requirements.get("torch-npu")
-    row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
+    row = matrix.torch_npu_row(npu.exact) if npu else None
     if torch and torch.spec is not None and npu and row:
         needs = specifier(row.torch_requirement(arch) or f"=={row.torch}")
         public = specifier(f"=={row.torch}")
         if disjoint(torch.spec, needs) and disjoint(torch.spec, public):
             args = {"torch_npu": npu.text, "torch": torch.text, "needs": f"torch=={row.torch}"}
-            yield finding(npu.place, "torch-pair", args, (str(torch), str(npu), f"{row.id} ({row.source})"), "error")
+            yield finding(npu.place, "torch-pair", args, (torch, npu, row), "error")
     companions = matrix.companion_row(torch.exact) if torch and torch.exact else None
     for name in ("torchvision", "torchaudio") if companions else ():
         requirement, fits = requirements.get(name), getattr(companions, name)
-        if (
-            requirement
-            and torch
-            and companions
-            and requirement.spec
-            and not requirement.spec.contains(fits, prereleases=True)
-            and requirement.exact.split("+")[0] != fits
-        ):
+        if requirement is None or torch is None or not requirement.spec:
+            continue
+        if not requirement.spec.contains(fits, prereleases=True) and requirement.exact.split("+")[0] != fits:
             args = {"asked": requirement.text, "torch": torch.text, "fits": f"{name}=={fits}"}
-            yield finding(
-                requirement.place,
-                "companion",
-                args,
-                (str(torch), str(requirement), f"{companions.id} ({companions.source})"),
-                "error",
-            )
+            yield finding(requirement.place, "companion", args, (torch, requirement, companions), "error")
 
 
 _MOVING = ("", "main", "master", "develop", "dev", "HEAD", "FETCH_HEAD")
@@ -179,41 +158,27 @@ def soc_version(history: History, matrix: Matrix) -> Iterator[Finding]:
         row = next((each for each in matrix.hardware if event.value.casefold() in each.socs), None)
         if row and row.id != chip.id:
             args = {"soc": event.value, "title": row.title, "image": image.text, "wanted": chip.title}
-            yield finding(
-                event.place,
-                "soc-version",
-                args,
-                (
-                    f"{event.place}: SOC_VERSION={event.value}",
-                    f"{image.place}: FROM {image.text}",
-                    f"{row.id} ({row.source})",
-                ),
-                "error",
-            )
+            yield finding(event.place, "soc-version", args, (event, image, row), "error")
 
 
-def source_under_sh(history: History, matrix: Matrix) -> Iterator[Finding]:
+def source_under_sh(history: History) -> Iterator[Finding]:
     """`source` where /bin/sh may be dash. One finding a stage, the other lines as evidence."""
-    del matrix
     script = history.script
     if script.shell == "bash" or (script.image and not script.image.os.startswith(("ubuntu", "debian"))):
         return
     found = [each for each in script.events if isinstance(each, Remark) and each.kind == "source"]
     if found:
-        first = found[0].place
-        image = (f"{script.image.place}: FROM {script.image.text}",) if script.image else ()
-        evidence = (*(f"{each.place}: {each.text}" for each in found), *image)
-        yield finding(first, "source-sh", {"count": len(found)}, evidence, "warning")
+        evidence = (*found, *filter(None, (script.image,)))
+        yield finding(found[0].place, "source-sh", {"count": len(found)}, evidence, "warning")
 
 
-def tls(history: History, matrix: Matrix) -> Iterator[Finding]:
+def tls(history: History) -> Iterator[Finding]:
     """Certificates that are not checked. One finding a script."""
-    del matrix
     found = [each for each in history.script.events if isinstance(each, Remark) and each.kind == "tls"]
     if found:
-        first = found[0].place
-        evidence = tuple(dict.fromkeys(f"{each.place}: {each.text}" for each in found))
-        yield finding(first, "tls-off", {"what": found[0].text, "count": len(evidence)}, evidence, "warning")
+        evidence = dict.fromkeys(map(str, found))
+        args = {"what": found[0].text, "count": len(evidence)}
+        yield finding(found[0].place, "tls-off", args, evidence, "warning")
 
 
 def refs(history: History, matrix: Matrix) -> Iterator[Finding]:
@@ -221,45 +186,26 @@ def refs(history: History, matrix: Matrix) -> Iterator[Finding]:
     for event in history.script.events:
         if not isinstance(event, Clone) or event.ref is None or not event.certain:
             continue
-        ref = event.ref
+        ref, line = event.ref, f"{event.place}: {event.repo} {event.ref}".rstrip()
         if ref in _MOVING or ref.startswith(("release/", "releases/")):
-            tag = _tag_for(event, matrix)
+            # the tag of the same number as a release branch, where the matrix knows that release
+            version = ref.rpartition("/")[2].removeprefix("v")
+            row = matrix.vllm_ascend_row(version) if event.repo == "vllm-ascend" else None
             args = {"repo": event.repo, "ref": ref or Message("lint.default-branch")}
-            says = "moving-ref-tag" if tag else "moving-ref"
-            yield finding(
-                event.place,
-                "moving-ref",
-                {**args, "tag": tag} if tag else args,
-                _evidence(event, tag, matrix),
-                "warning",
-                says=says,
-            )
+            if row:
+                args["tag"] = f"v{version}"
+            says = "moving-ref-tag" if row else "moving-ref"
+            evidence = (line, row) if row else (line,)
+            yield finding(event.place, "moving-ref", args, evidence, "warning", says=says)
         elif re.fullmatch(r"(?=.*\d)[0-9a-f]{7,39}", ref):
-            yield finding(
-                event.place, "short-commit", {"repo": event.repo, "ref": ref}, _evidence(event, "", matrix), "warning"
-            )
+            yield finding(event.place, "short-commit", {"repo": event.repo, "ref": ref}, (line,), "warning")
 
 
-def _tag_for(event: Clone, matrix: Matrix) -> str:
-    """The tag of the same number as a release branch, where the matrix knows that release."""
-    version = (event.ref or "").rpartition("/")[2].removeprefix("v")
-    known = event.repo == "vllm-ascend" and version and matrix.vllm_ascend_row(version)
-    return f"v{version}" if known else ""
-
-
-def _evidence(event: Clone, tag: str, matrix: Matrix) -> tuple[str, ...]:
-    row = matrix.vllm_ascend_row(tag.removeprefix("v")) if tag else None
-    return (f"{event.place}: {event.repo} {event.ref or ''}".rstrip(), *((f"{row.id} ({row.source})",) if row else ()))
-
-
-def vllm_target(history: History, matrix: Matrix) -> Iterator[Finding]:
+def vllm_target(history: History) -> Iterator[Finding]:
     """vllm built for CUDA, or taken as a wheel, which asks for another torch, beside torch_npu or vllm-ascend."""
-    del matrix
     vllm = history.packages.get("vllm")
-    on_npu = (
-        history.cann or "vllm-ascend" in history.packages or any("torch-npu" in history.final[arch] for arch in ARCHES)
-    )
-    if vllm is None or not on_npu:
+    has_npu = "vllm-ascend" in history.packages or any("torch-npu" in history.final[arch] for arch in ARCHES)
+    if vllm is None or not (history.cann or has_npu):
         return
     event = history.script.events[vllm.order]
     if not isinstance(event, PipInstall) or not event.certain or event.no_deps:
@@ -267,46 +213,35 @@ def vllm_target(history: History, matrix: Matrix) -> Iterator[Finding]:
     target = event.env.get("VLLM_TARGET_DEVICE", "")
     if vllm.built and target != "empty" and UNKNOWN not in target:
         args = {"target": target or Message("lint.unset")}
-        evidence = (f"{vllm.place}: vllm {vllm.version}".rstrip(), f"VLLM_TARGET_DEVICE={target}")
-        yield finding(vllm.place, "vllm-target", args, evidence, "error")
+        yield finding(vllm.place, "vllm-target", args, (vllm, f"VLLM_TARGET_DEVICE={target}"), "error")
     elif not vllm.built:
-        evidence = (
-            f"{vllm.place}: vllm {vllm.version}".rstrip(),
-            history.cann_evidence or f"{vllm.place}: torch_npu, vllm-ascend",
-        )
+        evidence = (vllm, history.cann_evidence or f"{vllm.place}: torch_npu, vllm-ascend")
         yield finding(vllm.place, "vllm-wheel", {"version": vllm.version}, evidence, "warning")
 
 
-def one_architecture(history: History, matrix: Matrix) -> Iterator[Finding]:
+def one_architecture(history: History) -> Iterator[Finding]:
     """A path or download of one architecture in an image that is built for both."""
-    del matrix
     script = history.script
     if script.platform or script.image is None or not script.image.cann:
         return
     for event in script.events:
-        if (
-            isinstance(event, EnvSetting)
-            and _PATH_SETTINGS.search(event.name)
-            and not event.arch
-            and ARCH not in event.value
-        ):
-            names, text = set(_ONE_ARCH.findall(event.value)), f"{event.name}={event.value}"
-        elif isinstance(event, Remark) and event.kind == "download" and not event.arch and event.certain:
-            names, text = set(_PLATFORM_WHEEL.findall(event.text)), event.text
-        else:
+        if not isinstance(event, EnvSetting | Remark) or event.arch:
             continue
+        names, text = set[str](), ""
+        if isinstance(event, EnvSetting) and _PATH_SETTINGS.search(event.name) and ARCH not in event.value:
+            names, text = set(_ONE_ARCH.findall(event.value)), f"{event.name}={event.value}"
+        elif isinstance(event, Remark) and event.kind == "download" and event.certain:
+            names, text = set(_PLATFORM_WHEEL.findall(event.text)), event.text
         if len({_ARCH_OF[each] for each in names}) == 1:
-            evidence = (f"{event.place}: {text}", f"{script.image.place}: FROM {script.image.text}")
-            yield finding(event.place, "one-arch", {"what": text, "arch": min(names)}, evidence, "warning")
+            args = {"what": text, "arch": min(names)}
+            yield finding(event.place, "one-arch", args, (event, script.image), "warning")
 
 
-def unknown_instruction(history: History, matrix: Matrix) -> Iterator[Finding]:
+def unknown_instruction(history: History) -> Iterator[Finding]:
     """A line that is no instruction, most often because a backslash is missing on the line before."""
-    del matrix
     for event in history.script.events:
         if isinstance(event, Remark) and event.kind == "instruction":
-            evidence = (f"{event.place}: {event.text}",)
-            yield finding(event.place, "unknown-instruction", {"name": event.text}, evidence, "error")
+            yield finding(event.place, "unknown-instruction", {"name": event.text}, (event,), "error")
 
 
 def file_name(history: History, matrix: Matrix) -> Iterator[Finding]:
@@ -332,5 +267,4 @@ def different_vllm(histories: Sequence[History]) -> Iterator[Finding]:
         first = by_folder.setdefault(posixpath.dirname(each.script.path), each).packages["vllm"]
         if first.version != vllm.version:
             args = {"one": vllm.version, "other": first.version, "file": first.place.path}
-            evidence = (f"{first.place}: vllm {first.version}", f"{vllm.place}: vllm {vllm.version}")
-            yield finding(vllm.place, "vllm-differs", args, evidence, "warning")
+            yield finding(vllm.place, "vllm-differs", args, (first, vllm), "warning")

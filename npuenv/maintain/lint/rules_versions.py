@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
@@ -16,7 +16,7 @@ from npuenv.maintain.lint.values import Event, LintedTree, PipInstall, Requireme
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.core.finding import Finding, Location
+    from npuenv.core.finding import Finding, Location, Severity
     from npuenv.maintain.lint.history import History, MetadataConflict, Package
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import TorchNpu, TritonAscend, VllmAscend
@@ -29,10 +29,8 @@ def pairs(history: History, matrix: Matrix) -> Iterator[Finding]:
     """torch, torch_npu, torchvision and torchaudio as they are in the end."""
     for arch in ARCHES:
         names = ("torch", "torch-npu", "torchvision", "torchaudio")
-        active = {name: history.final[arch][name] for name in names if name in history.final[arch]}
-        stated = {
-            name: each.requirement for name, each in active.items() if each.requirement and each.why != "metadata"
-        }
+        active = ((name, history.final[arch][name]) for name in names if name in history.final[arch])
+        stated = {name: each.requirement for name, each in active if each.requirement and each.why != "metadata"}
         yield from torch_pairs(stated, matrix, arch)
 
 
@@ -45,15 +43,11 @@ def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Finding]:
             for arch in ARCHES:
                 if event.arch in ("", arch):
                     requirements = {each.name: each for each in event.requirements if each.on(arch)}
-                    if not _states_torch(requirements.get("torch-npu"), matrix, arch):
+                    npu = requirements.get("torch-npu")
+                    row = matrix.torch_npu_row(npu.exact) if npu else None
+                    if row is None or not row.torch_requirement(arch):  # its wheel itself asks for no torch
                         requirements.pop("torch-npu", None)
                     yield from torch_pairs(requirements, matrix, arch)
-
-
-def _states_torch(npu: Requirement | None, matrix: Matrix, arch: str) -> bool:
-    """Whether the wheel of a pinned torch_npu itself asks for its torch."""
-    row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
-    return row is not None and bool(row.torch_requirement(arch))
 
 
 def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
@@ -61,7 +55,7 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
     cann = history.cann
     for arch in ARCHES if versions.is_cann(cann) else ():
         npu = history.last("torch-npu", arch)
-        row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
+        row = matrix.torch_npu_row(npu.exact) if npu else None
         if npu is None or row is None or _pairs_with(row, cann):
             continue
         if not (row.cann or row.cann_compatible):
@@ -78,14 +72,8 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
             "fits": fits or Message("lint.no-pair"),
         }
         place = history.where("torch-npu", arch)
-        yield finding(
-            place,
-            "torch-npu-cann",
-            args,
-            (*_sides(npu, place), history.cann_evidence, f"{row.id} ({row.source})"),
-            "warning" if compatible else "error",
-            says=says,
-        )
+        evidence = (*_sides(npu, place), history.cann_evidence, row)
+        yield finding(place, "torch-npu-cann", args, evidence, "warning" if compatible else "error", says=says)
 
 
 def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
@@ -94,29 +82,15 @@ def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
         return
     for arch in ARCHES:
         requirement = history.last("triton-ascend", arch)
-        row = matrix.triton_ascend_row(requirement.exact) if requirement and requirement.exact else None
+        row = matrix.triton_ascend_row(requirement.exact) if requirement else None
         better = next((each for each in matrix.triton_ascend if _same_series(each.cann, history.cann)), None)
         if requirement is None or row is None or better is None or not row.cann or _same_series(row.cann, history.cann):
             continue
-        args = {
-            "asked": requirement.text,
-            "cann": history.cann,
-            "stated": row.cann,
-            "fits": f"triton-ascend {better.version}",
-        }
+        fits = f"triton-ascend {better.version}"
+        args = {"asked": requirement.text, "cann": history.cann, "stated": row.cann, "fits": fits}
         place = history.where("triton-ascend", arch)
-        yield finding(
-            place,
-            "triton-ascend-cann",
-            args,
-            (
-                *_sides(requirement, place),
-                history.cann_evidence,
-                f"{row.id} ({row.source})",
-                f"{better.id} ({better.source})",
-            ),
-            "warning",
-        )
+        evidence = (*_sides(requirement, place), history.cann_evidence, row, better)
+        yield finding(place, "triton-ascend-cann", args, evidence, "warning")
 
 
 def _same_series(stated: tuple[str, ...], cann: str) -> bool:
@@ -134,10 +108,8 @@ def _pairs_with(row: TorchNpu, cann: str) -> bool:
 
 
 def _pair_of(matrix: Matrix, torch: str, cann: str) -> str:
-    row = next(
-        (each for each in matrix.torch_npu if each.torch == torch and each.cann and covers_cann(each.cann, cann)),
-        None,
-    )
+    rows = (each for each in matrix.torch_npu if each.torch == torch and each.cann)
+    row = next((each for each in rows if covers_cann(each.cann, cann)), None)
     return f"torch_npu {row.version}" if row else ""
 
 
@@ -156,8 +128,7 @@ def wheels(history: History, matrix: Matrix) -> Iterator[Finding]:
         arches, row = tuple(arch for arch, _ in found), found[0][1]
         assert image is not None
         args = {"asked": requirement.text, "python": image.python, "arch": arches, "pythons": _pythons(row, arches[0])}
-        evidence = (str(requirement), f"{image.place}: FROM {image.text}", f"{row.id} ({row.source})")
-        yield finding(requirement.place, "no-wheel", args, evidence, "error")
+        yield finding(requirement.place, "no-wheel", args, (requirement, image, row), "error")
 
 
 def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
@@ -175,11 +146,8 @@ def index_of_files(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     for each in checkout.files:
         if each.kind != "extra":
             more = indexes_of.get(posixpath.basename(each.path), ()) if each.kind == "requirements" else ()
-            yield from _indexes(
-                (replace(requirement, indexes=(*requirement.indexes, *more)) for requirement in each.requirements),
-                matrix,
-                "warning",
-            )
+            wider = (replace(requirement, indexes=(*requirement.indexes, *more)) for requirement in each.requirements)
+            yield from _indexes(wider, matrix, "warning")
 
 
 def index_of_script(history: History, matrix: Matrix) -> Iterator[Finding]:
@@ -189,9 +157,7 @@ def index_of_script(history: History, matrix: Matrix) -> Iterator[Finding]:
             yield from _indexes((each for each in event.requirements if "://" not in each.text), matrix, "error")
 
 
-def _indexes(
-    requirements: Iterable[Requirement], matrix: Matrix, severity: Literal["error", "warning"]
-) -> Iterator[Finding]:
+def _indexes(requirements: Iterable[Requirement], matrix: Matrix, severity: Severity) -> Iterator[Finding]:
     for requirement in requirements:
         row = _indexed_row(requirement, matrix)
         if row is None or row.index == "default":
@@ -201,25 +167,15 @@ def _indexes(
         if index and any(_same_index(one, other) for one in carriers for other in requirement.indexes):
             continue
         args = {"asked": requirement.text, "index": index.url if index else ""}
-        rule = "other-index" if index else "no-index"
-        yield finding(
-            requirement.place,
-            rule,
-            args,
-            (str(requirement), f"{row.id} ({row.source})"),
-            severity if index else "error",
-        )
+        rule, severity_here = ("other-index", severity) if index else ("no-index", "error")
+        yield finding(requirement.place, rule, args, (requirement, row), severity_here)
 
 
 def _indexed_row(requirement: Requirement, matrix: Matrix) -> TorchNpu | TritonAscend | None:
     """The row of a pin, for the packages whose rows say which index has them."""
-    if requirement.name == "torch-npu" and requirement.exact:
+    if requirement.name == "torch-npu":
         return matrix.torch_npu_row(requirement.exact)
-    return (
-        matrix.triton_ascend_row(requirement.exact)
-        if requirement.name == "triton-ascend" and requirement.exact
-        else None
-    )
+    return matrix.triton_ascend_row(requirement.exact) if requirement.name == "triton-ascend" else None
 
 
 def _same_index(one: str, other: str) -> bool:
@@ -234,9 +190,7 @@ def cpu_index(history: History, matrix: Matrix) -> Iterator[Finding]:
     """torch_npu whose x86_64 wheel asks for `torch==X+cpu`, in a script that never names where that is."""
     index = next((each for each in matrix.indexes if "torch" in each.carries), None)
     installs = [each for each in history.script.events if isinstance(each, PipInstall)]
-    texts = [
-        text for each in installs for text in (*each.indexes, *(requirement.text for requirement in each.requirements))
-    ]
+    texts = [text for each in installs for text in (*each.indexes, *(asked.text for asked in each.requirements))]
     named = any("+cpu" in each or (index and _same_index(index.url, each)) for each in texts)
     image = history.script.image
     if index is None or named or any(each.opaque for each in installs) or (image and (image.release or not image.cann)):
@@ -246,8 +200,7 @@ def cpu_index(history: History, matrix: Matrix) -> Iterator[Finding]:
             row = matrix.torch_npu_row(each.exact) if each.name == "torch-npu" and each.on("x86_64") else None
             if row and "+cpu" in row.requires_x86_64 and "://" not in each.text:
                 args = {"asked": each.text, "needs": row.requires_x86_64, "index": index.url}
-                evidence = (str(each), f"{row.id} ({row.source})")
-                yield finding(each.place, "cpu-index", args, evidence, "warning")
+                yield finding(each.place, "cpu-index", args, (each, row), "warning")
 
 
 def vllm_pair(history: History, matrix: Matrix) -> Iterator[Finding]:
@@ -256,31 +209,25 @@ def vllm_pair(history: History, matrix: Matrix) -> Iterator[Finding]:
     row = matrix.vllm_ascend_row(ascend.version) if ascend and ascend.version else None
     if ascend is None or row is None:
         return
-    evidence = (f"{ascend.place}: vllm-ascend {ascend.version}", f"{row.id} ({row.source})")
     if vllm and vllm.version and not versions.accepts(f"=={row.vllm}", vllm.version):
         args: dict[str, object] = {"ascend": row.version, "vllm": vllm.version, "fits": row.vllm}
-        yield finding(vllm.place, "vllm-pair", args, (f"{vllm.place}: vllm {vllm.version}", *evidence), "error")
-    yield from _ascend_in_image(history, row, ascend, evidence)
+        yield finding(vllm.place, "vllm-pair", args, (vllm, ascend, row), "error")
+    yield from _ascend_in_image(history, row, ascend)
 
 
-def _ascend_in_image(
-    history: History, row: VllmAscend, ascend: Package, evidence: tuple[str, ...]
-) -> Iterator[Finding]:
+def _ascend_in_image(history: History, row: VllmAscend, ascend: Package) -> Iterator[Finding]:
     image = history.script.image
     stated = {each for each in (row.cann, row.cann_image, *(each.cann for each in row.image)) if versions.is_cann(each)}
     if versions.is_cann(history.cann) and stated and not any(covers_cann(each, history.cann) for each in stated):
         args = {"ascend": row.version, "cann": history.cann, "fits": tuple(sorted(stated))}
-        yield finding(ascend.place, "vllm-ascend-cann", args, (*evidence, history.cann_evidence), "warning")
+        yield finding(ascend.place, "vllm-ascend-cann", args, (ascend, row, history.cann_evidence), "warning")
     if image and image.python and row.python and not versions.accepts(row.python, f"{image.python}.0"):
         args = {"ascend": row.version, "python": image.python, "fits": row.python}
-        yield finding(
-            ascend.place, "vllm-ascend-python", args, (*evidence, f"{image.place}: FROM {image.text}"), "error"
-        )
+        yield finding(ascend.place, "vllm-ascend-python", args, (ascend, row, image), "error")
 
 
-def metadata_clash(history: History, matrix: Matrix) -> Iterator[Finding]:
+def metadata_clash(history: History) -> Iterator[Finding]:
     """vllm and vllm-ascend that ask for different versions of a third package."""
-    del matrix
     ascend, vllm = history.packages.get("vllm-ascend"), history.packages.get("vllm")
     if ascend is None or vllm is None:
         return
@@ -288,18 +235,12 @@ def metadata_clash(history: History, matrix: Matrix) -> Iterator[Finding]:
         other = next((each for each in vllm.requires if each.name == one.name), None)
         if other and one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec):
             args = {"package": one.name, "ascend": one.text, "vllm": other.text}
-            yield finding(
-                ascend.place,
-                "metadata-clash",
-                args,
-                (f"{_shown(one)} (vllm-ascend)", f"{_shown(other)} (vllm)", f"{vllm.place}: vllm {vllm.version}"),
-                "warning",
-            )
+            evidence = (f"{one} (vllm-ascend)", f"{other} (vllm)", f"{vllm.place}: vllm {vllm.version}")
+            yield finding(ascend.place, "metadata-clash", args, evidence, "warning")
 
 
-def broken_pins(history: History, matrix: Matrix) -> Iterator[Finding]:
+def broken_pins(history: History) -> Iterator[Finding]:
     """An install that overrides what vllm or vllm-ascend asks for, or that they undo afterwards."""
-    del matrix
     for clash in history.clashes:
         if clash.active.requirement and clash.active.requirement.place.line:
             yield _broken(clash, clash.active.requirement)
@@ -309,37 +250,32 @@ def _broken(clash: MetadataConflict, requirement: Requirement) -> Finding:
     rule = "pin-replaced" if clash.replaced else "breaks-pin"
     package = f"{clash.package.name} {clash.package.version}".strip()
     args = {"asked": requirement.text, "package": package, "needs": clash.needs.text}
-    evidence = (str(requirement), f"{clash.package.place}: {package}", _shown(clash.needs))
-    severity: Literal["error", "warning"] = "warning" if clash.replaced else "error"
-    return finding(requirement.place, rule, args, evidence, severity)
+    severity: Severity = "warning" if clash.replaced else "error"
+    return finding(requirement.place, rule, args, (requirement, clash.package, clash.needs), severity)
 
 
-def triton_order(history: History, matrix: Matrix) -> Iterator[Finding]:
+def triton_order(history: History) -> Iterator[Finding]:
     """Community triton and triton-ascend own the same files: whichever is touched last decides."""
-    del matrix
     for arch in ARCHES:
         yield from _triton_on(history, arch)
 
 
 def _triton_on(history: History, arch: str) -> Iterator[Finding]:
     events = [(order, each) for order, each in enumerate(history.script.events) if _counts(each, arch)]
-    anew = max(
-        (order for order, each in events if isinstance(each, PipInstall) and _installs_ascend(each, arch)), default=-1
-    )
+    installs = (order for order, each in events if isinstance(each, PipInstall) and _installs_ascend(each, arch))
+    anew = max(installs, default=-1)
     ascend: Requirement | None = None
     for order, event in events:
         if isinstance(event, PipInstall):
             if ascend and not event.no_deps:
                 yield from _over_ascend(event, ascend, arch, is_last=order > anew)
-            ascend = next(
-                (each for each in event.requirements if each.name == "triton-ascend" and each.on(arch)), ascend
-            )
+            named = (each for each in event.requirements if each.name == "triton-ascend" and each.on(arch))
+            ascend = next(named, ascend)
         elif isinstance(event, Uninstall) and "triton-ascend" in event.names:
             ascend = None
         elif isinstance(event, Uninstall) and "triton" in event.names and ascend and order > anew:
-            evidence = (str(ascend), f"{event.place}: pip uninstall triton")
-            place = event.place
-            yield finding(place, "triton-uninstalled-last", {"ascend": ascend.text}, evidence, "warning")
+            args, evidence = {"ascend": ascend.text}, (ascend, f"{event.place}: pip uninstall triton")
+            yield finding(event.place, "triton-uninstalled-last", args, evidence, "warning")
 
 
 def _counts(event: Event, arch: str) -> bool:
@@ -356,17 +292,10 @@ def _over_ascend(event: PipInstall, ascend: Requirement, arch: str, *, is_last: 
         if each.name == "triton" and each.on(arch):
             yield together(each, ascend)
         elif each.name in _BRINGS_TRITON and each.on(arch) and is_last:
-            place, evidence = each.place, (str(ascend), str(each))
-            yield finding(
-                place, "triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text}, evidence, "warning"
-            )
+            args = {"ascend": ascend.text, "asked": each.text}
+            yield finding(each.place, "triton-ascend-not-last", args, (ascend, each), "warning")
 
 
-def _sides(requirement: Requirement, place: Location) -> tuple[str, ...]:
+def _sides(requirement: Requirement, place: Location) -> tuple[object, ...]:
     """A requirement, and the line that brought it where that is another one."""
-    return (_shown(requirement),) if requirement.place == place else (_shown(requirement), f"{place}")
-
-
-def _shown(requirement: Requirement) -> str:
-    """A requirement with its place; one of the matrix has the row's id there and no line."""
-    return str(requirement) if requirement.place.line else f"{requirement.place.path}: {requirement.text}"
+    return (requirement,) if requirement.place == place else (requirement, place)

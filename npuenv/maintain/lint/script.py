@@ -32,6 +32,9 @@ _VALUE_OPTIONS = (
     "--implementation", "--abi", "--override", "--link-mode", "--torch-backend", "--exclude-newer", "--extra",
     "--default-timeout",
 )  # fmt: skip
+_CLONE_OPTIONS = (
+    "-b", "--branch", "--depth", "-j", "--jobs", "--reference", "-c", "--config", "-o", "--origin",
+)  # fmt: skip
 _INDEX_SETTINGS = (
     "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX",
     "UV_FIND_LINKS",
@@ -74,9 +77,7 @@ class ScriptReader:
             self._remark(place, "source", " ".join(words), command)
         elif words[0] in ("wget", "curl"):
             self._download(place, words, command)
-        elif words[0].endswith(".sh") or (
-            words[0] in ("bash", "sh") and words[-1:] and any(each.endswith(".sh") for each in words)
-        ):
+        elif words[0].endswith(".sh") or (words[0] in ("bash", "sh") and any(each.endswith(".sh") for each in words)):
             # another script: what it installs is not in this text
             self.events.append(PipInstall(place, (), (), (), (), {}, False, command.arch, command.certain, opaque=True))
         self._cann(place, words, command)
@@ -93,9 +94,8 @@ class ScriptReader:
 
     def _cann(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         """A toolkit that is installed over the image's own."""
-        found = (
-            _CANN_FILE.search(" ".join(words[:3])) if words[0] in ("bash", "sh") or words[0].startswith("./") else None
-        )
+        is_run = words[0] in ("bash", "sh") or words[0].startswith("./")
+        found = _CANN_FILE.search(" ".join(words[:3])) if is_run else None
         if found and versions.is_cann(found[1]):
             self._remark(place, "cann", found[1], command)
 
@@ -116,9 +116,8 @@ class ScriptReader:
     def _pip(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         verb, rest = words[0], words[1:]
         if verb == "uninstall":
-            names = tuple(
-                versions.normalised(each) for each in rest if not each.startswith("-") and UNKNOWN not in each
-            )
+            known = (each for each in rest if not each.startswith("-") and UNKNOWN not in each)
+            names = tuple(map(versions.normalised, known))
             self.events.append(Uninstall(place, names, command.arch, command.certain))
         elif verb == "config" and len(rest) >= 3 and rest[0] == "set":
             self._config(place, rest[1], rest[2], command)
@@ -144,27 +143,13 @@ class ScriptReader:
             found = _requirement_of(each, place)
             if found is not None and not (found.spec == "" and self.inside(_bare(each)) in self.clones):
                 spec = None if UNKNOWN in each or ARCH in each else found.spec
-                arch = command.arch or found.arch
-                requirements.append(
-                    replace(found, spec=spec, arch=arch, indexes=tuple(indexes), text=each.replace(UNKNOWN, "?"))
-                )
+                arch, text = command.arch or found.arch, each.replace(UNKNOWN, "?")
+                requirements.append(replace(found, spec=spec, arch=arch, indexes=indexes, text=text))
             elif "://" not in each and "==" not in each:
                 builds.append(self.inside(_bare(each)))
         files = tuple(self.inside(each) for each in options.values("-r", "--requirement"))
-        self.events.append(
-            PipInstall(
-                place,
-                tuple(requirements),
-                files,
-                tuple(builds),
-                tuple(indexes),
-                dict(command.env),
-                "--no-deps" in options.flags,
-                command.arch,
-                command.certain,
-                opaque,
-            )
-        )
+        asks, no_deps = (tuple(requirements), files, tuple(builds), indexes), "--no-deps" in options.flags
+        self.events.append(PipInstall(place, *asks, dict(command.env), no_deps, command.arch, command.certain, opaque))
 
     def _git(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         folder = self.folder
@@ -181,19 +166,14 @@ class ScriptReader:
             self._check_out(place, folder, refs[0] if refs else "", command)
 
     def _clone(self, place: Location, words: tuple[str, ...], command: Command) -> None:
-        options = _options(
-            words, ("-b", "--branch", "--depth", "-j", "--jobs", "--reference", "-c", "--config", "-o", "--origin")
-        )
+        options = _options(words, _CLONE_OPTIONS)
         if not options.free:
             return
-        url = options.free[0]
-        repo = url.rstrip("/").rpartition("/")[2].removesuffix(".git").lower()
-        folder = self.inside(
-            options.free[1] if len(options.free) > 1 else url.rstrip("/").rpartition("/")[2].removesuffix(".git")
-        )
+        name = options.free[0].rstrip("/").rpartition("/")[2].removesuffix(".git")
+        folder = self.inside(options.free[1] if len(options.free) > 1 else name)
         refs = options.values("-b", "--branch")
         self.clones[folder] = len(self.events)
-        self.events.append(Clone(place, repo, _decided(refs[-1] if refs else ""), folder, command.certain))
+        self.events.append(Clone(place, name.lower(), _decided(refs[-1] if refs else ""), folder, command.certain))
 
     def _check_out(self, place: Location, folder: str, ref: str, command: Command) -> None:
         """The clone in a folder gets another ref, and the place where that is said."""

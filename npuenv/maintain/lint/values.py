@@ -6,13 +6,14 @@ Also findings, and whether two version ranges can hold together. Nothing here ju
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import STATUS_OF, Finding
 from npuenv.core.messages import Message
 from npuenv.matrix.ranges import common_version, samples
+from npuenv.matrix.rows import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,18 +27,23 @@ def finding(
     location: Location,
     rule: str,
     args: Mapping[str, object],
-    evidence: Iterable[str],
+    evidence: Iterable[object],
     severity: Severity,
     *,
     says: str = "",
 ) -> Finding:
     """A finding of `lint.<rule>`; its sentence is `lint.<says>`, else that of the rule.
 
-    `evidence`: the lines and matrix rows of both sides.
+    `evidence`: the lines and matrix rows of both sides, as texts or as what was read from them.
     """
     sentence = Message(f"lint.{says or rule}", args)
-    lines = tuple(Evidence("", line) for line in evidence)
+    lines = tuple(Evidence("", cited(each) if isinstance(each, Row) else str(each)) for each in evidence)
     return Finding(f"lint.{rule}", STATUS_OF[severity], sentence, lines, "", None, location)
+
+
+def cited(row: Row) -> str:
+    """A row of the matrix as findings name it."""
+    return f"{row.id} ({row.source})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,8 @@ class Requirement:
         return not self.arch or not arch or self.arch == arch
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.text}"
+        """With its place; one of the matrix has the row's id there and no line."""
+        return f"{self.place if self.place.line else self.place.path}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,9 @@ class BaseImage:
     os: str = ""
     python: str = ""
     release: str = ""  # of vllm-ascend, where it is one of its images
+
+    def __str__(self) -> str:
+        return f"{self.place}: FROM {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,9 @@ class EnvSetting:
     value: str
     arch: str
 
+    def __str__(self) -> str:
+        return f"{self.place}: {self.name}={self.value}"
+
 
 @dataclass(frozen=True, slots=True)
 class Remark:
@@ -143,6 +156,9 @@ class Remark:
     text: str
     arch: str = ""
     certain: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
 
 
 Event = Clone | PipInstall | Uninstall | EnvSetting | Remark
@@ -167,7 +183,7 @@ class LintedTree:
     root: str
     files: tuple[RequirementFile, ...] = ()
     scripts: tuple[LintedScript, ...] = ()
-    findings: tuple[Finding, ...] = field(default=())  # what could not be read
+    findings: tuple[Finding, ...] = ()  # what could not be read
 
 
 _HIGHEST = "99999"

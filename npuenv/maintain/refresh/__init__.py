@@ -18,14 +18,13 @@ from npuenv.maintain.refresh.proposal import Proposal, Refresh, as_diff
 from npuenv.maintain.refresh.tables import torch_npu, triton_ascend, vllm, vllm_ascend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from npuenv.facts.pip import PipSettings
     from npuenv.matrix.tables import Matrix
 
 
 __all__ = ["Proposal", "as_diff", "propose", "propose_from_tree"]
-
 
 NAMES = ("torch-npu", "triton-ascend", "vllm-ascend", "vllm")
 
@@ -56,16 +55,8 @@ def propose(
     with Indexes(settings) as indexes:
         day = today or datetime.date.today().isoformat()
         asked = Refresh(matrix, on_step, day, indexes=indexes, is_thorough=is_thorough)
-        return tuple(_found(asked, wanted))
-
-
-def _found(asked: Refresh, wanted: Collection[str]) -> Iterator[Proposal]:
-    if "torch-npu" in wanted:
-        yield from torch_npu(asked)
-    if "triton-ascend" in wanted:
-        yield from triton_ascend(asked)
-    if "vllm-ascend" in wanted:
-        yield from vllm_ascend(asked)
-    partners = {*asked.partners, *((row.vllm for row in asked.matrix.vllm_ascend) if "vllm" in wanted else ())}
-    if partners:
-        yield from vllm(asked, partners)
+        found: list[Proposal] = []
+        for name, read in (("torch-npu", torch_npu), ("triton-ascend", triton_ascend), ("vllm-ascend", vllm_ascend)):
+            found += read(asked) if name in wanted else ()
+        partners = {*asked.partners, *((row.vllm for row in matrix.vllm_ascend) if "vllm" in wanted else ())}
+        return (*found, *(vllm(asked, partners) if partners else ()))

@@ -20,7 +20,8 @@ from npuenv.core.documents import JsonError, load_json, read_bytes
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.index.metadata import MAX_FILE, Requires, Unreadable, requirement_lines, sdist_texts
-from npuenv.maintain.refresh.proposal import MatrixComparison, Proposal, changed_keys, new_row
+from npuenv.maintain.lint.requirement_files import assigned_names
+from npuenv.maintain.refresh.proposal import MatrixComparison, Proposal, new_row, proposals
 from npuenv.maintain.refresh.release import POLICY, base_image, built_images, policy_rows, vllm_tag
 from npuenv.maintain.refresh.tables import Release, built_rows, release_rows
 from npuenv.matrix.rows import Built
@@ -119,15 +120,7 @@ def _of_verl(texts: Mapping[str, str], version: str, asked: MatrixComparison) ->
 def _install_requires(texts: Mapping[str, str]) -> tuple[str, ...]:
     """The list `install_requires` of a setup.py. Raises: Unreadable if it is not a list of texts."""
     try:
-        nodes = ast.parse(texts.get("setup.py", "")).body
-        values = {
-            target.id: node.value
-            for node in nodes
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        found = ast.literal_eval(values["install_requires"])
+        found = ast.literal_eval(assigned_names(ast.parse(texts.get("setup.py", "")))["install_requires"])
         return requirement_lines({"setup.py": "\n".join(found)}, "setup.py")
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
         raise Unreadable("setup.py: install_requires") from error
@@ -141,23 +134,19 @@ def _base_images(texts: Mapping[str, str], where: str, asked: MatrixComparison) 
         image = base_image(texts[name], chips) if "Dockerfile" in name else None
         if image is None:
             continue
-        source = f"{where} {name}"
         key = (image.repository, image.tag, image.python, image.suffix)
-        row = found.setdefault(key, replace(image, source=source, seen=asked.today))
-        hardware = dict.fromkeys((*row.hardware, *image.hardware))
-        found[key] = replace(row, hardware=tuple(hardware), os=tuple(dict.fromkeys((*row.os, *image.os))))
+        row = found.get(key) or replace(image, source=f"{where} {name}", seen=asked.today)
+        found[key] = _joined(row, image)
     known = {(row.repository, row.tag, row.python, row.suffix): row for row in asked.matrix.images}
     for key, image in found.items():
         old = known.get(key)
-        if old is None:
-            yield new_row(_IMAGES, image)
-        else:
-            more = replace(
-                old,
-                hardware=tuple(dict.fromkeys((*old.hardware, *image.hardware))),
-                os=tuple(dict.fromkeys((*old.os, *image.os))),
-            )
-            yield from changed_keys(_IMAGES, old, more, image.source)
+        yield from proposals(_IMAGES, old, _joined(old, image) if old else image, image.source)
+
+
+def _joined(row: Image, image: Image) -> Image:
+    """A row with the chips and operating systems of another one."""
+    hardware, os = dict.fromkeys((*row.hardware, *image.hardware)), dict.fromkeys((*row.os, *image.os))
+    return replace(row, hardware=tuple(hardware), os=tuple(os))
 
 
 def _version_of(path: Path, texts: Mapping[str, str]) -> str:
@@ -176,7 +165,7 @@ def _version(text: str) -> str:
     return "" if version.is_devrelease or version.local else str(version)
 
 
-RUNS = "runs.toml"
+_RUNS = "runs.toml"
 _LONGEST_OF_RUN = 300  # letters of one value
 _VERSION_OF_RUN = r"[0-9A-Za-z][0-9A-Za-z.+!-]*"
 _RUN_PATTERNS = {
@@ -207,10 +196,8 @@ def run_proposal(path: Path, source: str, seen: str, matrix: Matrix) -> Proposal
     ending = re.sub(r"[^a-z0-9]+", "-", f"{address.hostname}{address.path}".lower()).strip("-")
     values = {name: record[name] for name in (*_RUN_PATTERNS, "cards")}
     packages = {name: record["packages"][name] for name in (*RUN_PACKAGES, "python") if name in record["packages"]}
-    row = PublicRun(
-        id=f"run.{ending}", source=source, seen=seen, hardware=hardware.id, packages=packages, **values
-    )  # fmt: skip
-    return new_row(RUNS, row)
+    row = PublicRun(f"run.{ending}", source, seen, hardware=hardware.id, packages=packages, **values)
+    return new_row(_RUNS, row)
 
 
 def _run_record(path: Path) -> dict[str, Any]:

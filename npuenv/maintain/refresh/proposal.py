@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from packaging.utils import parse_wheel_filename
@@ -22,7 +22,6 @@ from npuenv.core.documents import TomlError, parse_toml
 from npuenv.core.messages import Message
 from npuenv.core.versions import specifier
 from npuenv.index.metadata import Requires, Unreadable, metadata_requires
-from npuenv.maintain.refresh.release import flat
 from npuenv.matrix.rows import ReleaseImage, Row
 
 if TYPE_CHECKING:
@@ -94,11 +93,8 @@ class Refresh(MatrixComparison):
 
 def wheels(files: Iterable[IndexFile], arch: str = "") -> list[IndexFile]:
     """The wheels among files, or those of one architecture."""
-    return [
-        item
-        for item in files
-        if item.kind == "wheel" and (not arch or any(tag.platform.endswith((arch, "any")) for tag in _tags(item)))
-    ]
+    found = [item for item in files if item.kind == "wheel"]
+    return [item for item in found if not arch or any(tag.platform.endswith((arch, "any")) for tag in _tags(item))]
 
 
 def sdist(files: Iterable[IndexFile]) -> IndexFile | None:
@@ -161,6 +157,14 @@ class Proposal:
 def new_row(file: str, row: Row) -> Proposal:
     """The proposal to add a row."""
     return Proposal(file, row.id, "new", "", "", "", row_text(row), row.source)
+
+
+def proposals(file: str, old: Row | None, new: Row, source: str) -> Iterator[Proposal]:
+    """A new row where there is no old one, else what changed."""
+    if old is None:
+        yield new_row(file, new)
+    else:
+        yield from changed_keys(file, old, new, source)
 
 
 def changed_keys(file: str, old: Row, new: Row, source: str) -> Iterator[Proposal]:
@@ -256,9 +260,16 @@ def _keys(row: Row) -> list[str]:
     return [*first, *(name for name in names if name not in others), *_LAST]
 
 
+def _flat(images: Iterable[ReleaseImage]) -> Iterator[ReleaseImage]:
+    """Images one hardware and operating system at a time, to compare them however they are grouped."""
+    for image in images:
+        for hardware, os in itertools.product(image.hardware, image.os):
+            yield replace(image, hardware=(hardware,), os=(os,), one_off=())
+
+
 def _is_same(key: str, before: object, after: object) -> bool:
     if key == "image" and isinstance(before, tuple) and isinstance(after, tuple):
-        return flat(before) == flat(after)
+        return {*_flat(before)} == {*_flat(after)}
     if key.startswith("requires_") and isinstance(before, str) and isinstance(after, str):
         first, second = before.removeprefix("torch"), after.removeprefix("torch")
         return specifier(first) == specifier(second)

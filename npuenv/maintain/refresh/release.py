@@ -14,7 +14,7 @@ from packaging.version import Version
 from npuenv.matrix.rows import Image, ReleaseImage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from npuenv.matrix.rows import Hardware
 
@@ -118,16 +118,6 @@ def base_image(dockerfile: str, chips: Mapping[str, str]) -> Image | None:
 def vllm_tag(dockerfile: str) -> str:
     """The vllm version that a Dockerfile builds from a tag; "" where it names none."""
     return _version(dict(_ARG.findall(dockerfile)).get("VLLM_TAG", ""))
-
-
-def flat(images: Sequence[ReleaseImage]) -> set[tuple[str, str, str, str, str, str]]:
-    """Images one hardware and operating system at a time, to compare them however they are grouped."""
-    return {
-        (hardware, os, image.cann, image.python, image.torch_npu, image.ray)
-        for image in images
-        for hardware in image.hardware
-        for os in image.os
-    }
 
 
 def _in_order(texts: Mapping[str, str]) -> Iterator[str]:

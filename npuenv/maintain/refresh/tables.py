@@ -28,7 +28,7 @@ from npuenv.maintain.refresh.proposal import (
     Proposal,
     changed_keys,
     glibc_floor,
-    new_row,
+    proposals,
     published,
     pythons,
     sdist,
@@ -56,10 +56,9 @@ def torch_npu(asked: Refresh) -> Iterator[Proposal]:
         found.add(version)
         old = known.get(version)
         row = _with_wheels(asked, old or _unlisted(asked, version, files), files, is_new=old is None)
-        if old is None and wheels(files):
-            yield new_row(TORCH_NPU, replace(row, torch=_torch_of(row)))
-        elif old is not None:
-            yield from changed_keys(TORCH_NPU, old, row, "package index")
+        if old or wheels(files):
+            new = row if old else replace(row, torch=_torch_of(row))
+            yield from proposals(TORCH_NPU, old, new, "package index")
     for version, row in known.items():
         if row.index == DEFAULT and version not in found:
             yield from changed_keys(TORCH_NPU, row, replace(row, index=""), "package index: no such version")
@@ -82,10 +81,8 @@ def triton_ascend(asked: Refresh) -> Iterator[Proposal]:
             index=DEFAULT,
             published=published(files) or (old.published if old else ""),
         )
-        if old is None and wheels(files):
-            yield new_row(TRITON, row)
-        elif old is not None:
-            yield from changed_keys(TRITON, old, row, "package index")
+        if old or wheels(files):
+            yield from proposals(TRITON, old, row, "package index")
 
 
 def _with_wheels(asked: Refresh, row: TorchNpu, files: Sequence[IndexFile], *, is_new: bool) -> TorchNpu:
@@ -117,14 +114,8 @@ def _on_torch(requires: Sequence[str]) -> str:
 
 def _unlisted(asked: Refresh, version: str, files: Sequence[IndexFile]) -> TorchNpu:
     """A row for a version of which only the index is known: which CANN it goes with, no index says."""
-    return TorchNpu(
-        id=f"torch-npu.{version}",
-        source=_source(asked, files),
-        seen=asked.today,
-        version=version,
-        torch="",
-        status=_status(Version(version)),
-    )
+    status = _status(Version(version))
+    return TorchNpu(f"torch-npu.{version}", _source(asked, files), asked.today, version, "", status)
 
 
 def _status(version: Version) -> Literal["dev", "one-off", "pre-release", "unlisted"]:
@@ -196,9 +187,8 @@ def vllm(asked: Refresh, partners: Iterable[str]) -> Iterator[Proposal]:
         found = _vllm_requires(asked, files)
         if found is not None:
             source = f"vllm {version} {found.file}: what a build with the empty target declares"
-            yield from built_rows(
-                asked, BUILT_VLLM, Built(f"built.vllm.{version}", source, asked.today, "vllm", version, found.requires)
-            )
+            built = Built(f"built.vllm.{version}", source, asked.today, "vllm", version, found.requires)
+            yield from built_rows(asked, BUILT_VLLM, built)
 
 
 def _release(asked: Refresh, version: str, files: Sequence[IndexFile]) -> Release | None:
@@ -244,7 +234,16 @@ def release_rows(
     sources = []
     row = old
     if release is not None:
-        row = _with_release(old or _first_row(asked, release), release, is_in_table=policy is not None)
+        # Until something else is known, a new release goes with the vllm of its own number.
+        new = VllmAscend(
+            id=f"vllm-ascend.{release.version}",
+            source=release.source,
+            seen=asked.today,
+            version=release.version,
+            vllm=Version(release.version).base_version,
+            released=release.released,
+        )
+        row = _with_release(old or new, release, is_in_table=policy is not None)
         sources.append(release.source)
     if row is not None and policy is not None and table_of is not None:
         row = _with_policy(row, policy)
@@ -253,29 +252,16 @@ def release_rows(
             asked.on_step(_differ(row.version, "vllm", row.vllm, "versioning_policy.md", release.vllm, "Dockerfile"))
     if row is None or not sources:
         return
-    row = replace(row, cann_image=_other_cann(row), source=old.source if old else "; ".join(sources))
+    of_images = row.image[0].cann if row.image else ""
+    other = of_images if of_images != row.cann else ""  # where the policy table names another
+    row = replace(row, cann_image=other, source=old.source if old else "; ".join(sources))
     asked.partners[row.vllm] = None
-    if old is None:
-        yield new_row(VLLM_ASCEND, row)
-    else:
-        yield from changed_keys(VLLM_ASCEND, old, row, "; ".join(sources))
+    yield from proposals(VLLM_ASCEND, old, row, "; ".join(sources))
     if release is not None:
         source = f"vllm-ascend {row.version} {release.kind}, {release.asks.file}"
         name = f"built.vllm-ascend.{row.version}"
         built = Built(name, source, asked.today, "vllm-ascend", row.version, release.asks.requires)
         yield from built_rows(asked, BUILT_VLLM_ASCEND, built)
-
-
-def _first_row(asked: MatrixComparison, release: Release) -> VllmAscend:
-    """A row with what every release has: until something else is known, it goes with the vllm of its own number."""
-    return VllmAscend(
-        id=f"vllm-ascend.{release.version}",
-        source=release.source,
-        seen=asked.today,
-        version=release.version,
-        vllm=Version(release.version).base_version,
-        released=release.released,
-    )
 
 
 def _with_release(row: VllmAscend, release: Release, *, is_in_table: bool) -> VllmAscend:
@@ -304,11 +290,6 @@ def _with_policy(row: VllmAscend, policy: PolicyRow) -> VllmAscend:
     )
 
 
-def _other_cann(row: VllmAscend) -> str:
-    """The CANN of the row's images where the policy table names another; "" where they agree."""
-    return row.image[0].cann if row.image and row.image[0].cann != row.cann else ""
-
-
 def _vllm_requires(asked: Refresh, files: Sequence[IndexFile]) -> Requires | None:
     """From the sdist; where there is none, the first block of a wheel's METADATA, which is the same list.
 
@@ -329,11 +310,9 @@ def _vllm_requires(asked: Refresh, files: Sequence[IndexFile]) -> Requires | Non
 
 
 def built_rows(asked: MatrixComparison, file: str, row: Built) -> Iterator[Proposal]:
+    """The proposals for what a package asks for when it is built."""
     old = asked.matrix.built_row(row.name, row.version)
-    if old is None:
-        yield new_row(file, row)
-    else:
-        yield from changed_keys(file, old, replace(row, id=old.id), row.source)
+    yield from proposals(file, old, replace(row, id=old.id) if old else row, row.source)
 
 
 def _spelled(requires: Sequence[str]) -> set[str]:

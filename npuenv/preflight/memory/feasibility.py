@@ -184,11 +184,6 @@ def _times(job: Job, placement: Placement, times: int) -> tuple[Job, Placement]:
     return replace(job, cards=replace(job.cards, nodes=times * job.cards.nodes)), Placement(*every)
 
 
-def _accumulation(job: Job, placement: Placement) -> int:
-    """Backward passes of one card before each update: sequences of an update over cards and micro batch, rounded up."""
-    return -(-_per_card(job, placement) // job.sizes.micro_batch)
-
-
 def _per_card(job: Job, placement: Placement) -> int:
     """Sequences of one update that one card works on."""
     replicas = max(1, len(placement.train) // job.sequence_parallel)
@@ -221,26 +216,20 @@ def _excess(job: Job, placement: Placement) -> float:
 
 def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
     """The change with its old and new values; a catalogue sentence takes those that it needs."""
-    args = {
-        "from_micro": old.sizes.micro_batch,
-        "micro": new.sizes.micro_batch,
-        "from_accumulation": _accumulation(old, placement),
-        "accumulation": _accumulation(new, placement),
-        "from_tokens": old.sizes.micro_tokens or 0,
-        "tokens": new.sizes.micro_tokens or 0,
-        "from_scoring": _scoring(old),
-        "scoring": _scoring(new),
-        "from_scoring_tokens": _scoring_tokens(old),
-        "scoring_tokens": _scoring_tokens(new),
-        "from_utilization": f"{old.gpu_memory_utilization:g}",
-        "utilization": f"{new.gpu_memory_utilization:g}",
-        "from_parallel": old.tensor_parallel,
-        "parallel": new.tensor_parallel,
-        "from_response": old.sizes.response_length,
-        "response": new.sizes.response_length,
-        "cards": len(placement.train),
-    }
+    before = {f"from_{value}": number for value, number in _values(old, placement).items()}
+    args = {**before, **_values(new, placement), "cards": len(placement.train)}
     return Message(f"placement.advice-{name}", args)
+
+
+def _values(job: Job, placement: Placement) -> dict[str, object]:
+    return {
+        **{"micro": job.sizes.micro_batch, "tokens": job.sizes.micro_tokens or 0},
+        # Backward passes of one card before each update.
+        "accumulation": -(-_per_card(job, placement) // job.sizes.micro_batch),
+        **{"scoring": _scoring(job), "scoring_tokens": _scoring_tokens(job)},
+        "utilization": f"{job.gpu_memory_utilization:g}",
+        **{"parallel": job.tensor_parallel, "response": job.sizes.response_length},
+    }
 
 
 def _room(job: Job, placement: Placement, estimate: Estimate) -> tuple[Message, ...]:
@@ -404,9 +393,8 @@ def _least_tokens(job: Job) -> int:
 
 def _spread(job: Job, placement: Placement) -> Job | None:
     """One copy of the trained state over all cards, where each few cards hold one of their own."""
-    if job.shard_cards is None or job.shard_cards >= len(placement.train):
-        return None
-    return replace(job, shard_cards=None)
+    is_spread = job.shard_cards is None or job.shard_cards >= len(placement.train)
+    return None if is_spread else replace(job, shard_cards=None)
 
 
 _FOR_CACHE: tuple[tuple[str, Step], ...] = (("parallel", _raise_parallel), ("raise-utilization", _raise_utilization))

@@ -37,18 +37,13 @@ def generation_room(job: Job, usable: float) -> Room:
     Source: vLLM v1 worker (determine_available_memory, request_memory) and check_enough_kv_cache_memory.
     """
     share = job.gpu_memory_utilization * usable
-    weights, active = engine_weights(job), _activations(job)
+    weights, active = 2 * job.model.parameters / job.tensor_parallel, _activations(job)  # bf16
     return Room(share, weights, active, share - weights - active, longest(job) * cache_per_token(job))
 
 
 def longest(job: Job) -> int:
     """max_model_len: tokens of the longest sequence that the engine accepts."""
     return job.sizes.max_model_len or job.sizes.prompt_length + job.sizes.response_length
-
-
-def engine_weights(job: Job) -> float:
-    """bf16 weights on one card, over the tensor parallelism."""
-    return 2 * job.model.parameters / job.tensor_parallel
 
 
 def cache_per_token(job: Job) -> float:

@@ -237,9 +237,8 @@ def _shape(config: Mapping[str, Any], path: Path) -> ModelShape:
     def number(*names: str, default: int | None = None) -> int:
         found = next((config[name] for name in names if config.get(name) is not None), default)
         if isinstance(found, bool) or not isinstance(found, int) or found < 0 or (found == 0 and default != 0):
-            raise BadInput(
-                Message("placement.config-number", {"path": str(path), "key": names[0], "value": str(found)})
-            )
+            args = {"path": str(path), "key": names[0], "value": str(found)}
+            raise BadInput(Message("placement.config-number", args))
         return found
 
     kind, heads, hidden = str(config.get("model_type")), number("num_attention_heads"), number("hidden_size")

@@ -1,6 +1,6 @@
 """What is wrong with a launch, by all rules: `examine`. Each module holds the rules of one subject.
 
-A rule is a pure function from a Launch to problems. No rule runs anything, and only `data` looks at files, where the
+A rule is a pure function from a Launch to problems. No rule runs anything, and only `values` looks at files, where the
 launch is to run on this machine.
 """
 
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Status
 from npuenv.preflight.rules import cards, keys, memory, platform, sizes, values  # noqa: F401 - each adds to RULES
-from npuenv.preflight.rules.base import RULES, Rule
+from npuenv.preflight.rules.base import RULES
 from npuenv.preflight.rules.keys import has_own_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from npuenv.preflight.launch import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Rule
 
-__all__ = ["RULES", "Rule", "examine"]
+__all__ = ["RULES", "examine"]
 
 _ORDER = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 

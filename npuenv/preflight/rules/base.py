@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
 _ACTOR = "actor_rollout_ref.actor"
+_OF_ROLE = re.compile(
+    r"(rewards\.[^.]+|[^.]+)\.(?:strategy_args|device_mapping|model_args|worker_cls|infer_batch_size)"
+)
 _APART = re.compile(r"\b(?:fully_async_policy|one_step_off_policy)\b")
 KEEP: Any = object()  # a problem's `to` where only the user can decide
 
@@ -264,9 +267,7 @@ def roles(launch: Launch) -> tuple[str, ...]:
     """The roles of a ROLL launch that have settings of their own, as key beginnings."""
     found: dict[str, None] = {}
     for key in launch.settings:
-        match = re.match(
-            r"(rewards\.[^.]+|[^.]+)\.(?:strategy_args|device_mapping|model_args|worker_cls|infer_batch_size)", key
-        )
+        match = _OF_ROLE.match(key)
         if match:
             found[match.group(1)] = None
     return tuple(found)

@@ -88,9 +88,8 @@ def _verl_sizes(launch: Launch) -> Sizes:
     is_dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
     micro = _count(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1)  # a dynamic batch needs none
     longest = -(-(prompt + response) // max(1, _cut_over(launch)))
-    (scoring, scoring_tokens), (reference, reference_tokens) = (
-        _scoring(launch, role, micro, longest) for role in (_ROLLOUT, _REF)
-    )
+    scoring, scoring_tokens = _scoring(launch, _ROLLOUT, micro, longest)
+    reference, reference_tokens = _scoring(launch, _REF, micro, longest)
     return Sizes(
         prompt_length=prompt,
         response_length=response,
@@ -148,11 +147,8 @@ def roll_job(launch: Launch, model: Model, cards: Cards, *, num_train: int) -> J
     """The job of a ROLL pipeline whose training role has so many cards."""
     train, infer = _ROLL_CONFIG, "actor_infer.strategy_args.strategy_config"
     engine = ROLL_ENGINES[str(value(launch, "actor_train.strategy_args.strategy_name"))]
-    offloads = (
-        is_true(launch, ROLL_OFFLOAD)
-        or "offload" in str(value(launch, f"{train}.zero_optimization", ""))
-        or "cpuoffload" in str(value(launch, train, ""))
-    )
+    by_name = (("offload", f"{train}.zero_optimization"), ("cpuoffload", train))
+    offloads = is_true(launch, ROLL_OFFLOAD) or any(word in str(value(launch, key, "")) for word, key in by_name)
     return Job(
         framework="roll",
         release=launch.release or "",
@@ -186,11 +182,9 @@ def roll_lengths(launch: Launch) -> tuple[int, int] | None:
 
 def _roll_sizes(launch: Launch, num_train: int) -> Sizes:
     prompt, response = roll_lengths(launch) or (1024, 1)
-    groups, rollouts = (
-        ("train_env_manager.num_env_groups", "train_env_manager.group_size")
-        if is_agentic(launch)
-        else ("rollout_batch_size", "num_return_sequences_in_group")
-    )
+    groups, rollouts = "rollout_batch_size", "num_return_sequences_in_group"
+    if is_agentic(launch):
+        groups, rollouts = "train_env_manager.num_env_groups", "train_env_manager.group_size"
     prompts, rollout = whole(launch, groups, 128) or 128, whole(launch, rollouts, 1) or 1
     micro = whole(launch, "actor_train.training_args.per_device_train_batch_size", 1) or 1
     steps = whole(launch, "actor_train.training_args.gradient_accumulation_steps")

@@ -311,11 +311,8 @@ def _requested_cards(launch: Launch) -> tuple[str, int]:
     if launch.framework == "verl":
         key = "trainer.n_gpus_per_node"
         return key, whole(launch, key, 8) or 0
-    highest = {
-        key: max(cards)
-        for role in roles(launch)
-        if (cards := cards_of(launch, role)) and (key := f"{role}.device_mapping") in launch.settings
-    }
+    mapped = ((f"{role}.device_mapping", cards_of(launch, role)) for role in roles(launch))
+    highest = {key: max(cards) for key, cards in mapped if cards and key in launch.settings}
     if launch.machine.nodes != 1 or not highest:
         return "", 0  # the mappings count through all nodes
     key = max(highest, key=lambda each: highest[each])

@@ -57,6 +57,10 @@ _DATASET = "verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py"
 _MANAGERS = "verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info"
 _SANDBOX = "alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3"
 _PRIME = "verl wheels: verl/utils/reward_score/prime_code runs answers in local processes"
+_SANDBOXES = {  # manager -> address
+    "reward_model.reward_manager": "sandbox_fusion.url",
+    "reward.reward_manager.name": "reward.sandbox_fusion.url",
+}
 _OWN_SCORES = re.compile(r"verl/utils/reward_score/(?!__init__)\w+\.py$")
 
 
@@ -163,10 +167,7 @@ def _roll_code(launch: Launch) -> Iterator[Problem]:
 
 @rule("code-reward", "verl", source=_PRIME, severity="warning")
 def _verl_code(launch: Launch) -> Iterator[Problem]:
-    for base, sandbox in (
-        ("reward_model.reward_manager", "sandbox_fusion.url"),
-        ("reward.reward_manager.name", "reward.sandbox_fusion.url"),
-    ):
+    for base, sandbox in _SANDBOXES.items():
         is_local = not launch.is_open(sandbox) and not value(launch, sandbox)
         if value(launch, base) == "prime" and base in launch.settings and is_local:
             yield problem(base, reward=base)
@@ -329,9 +330,7 @@ def _is_within(row: Bound, written: object) -> bool:
     found = as_number(written)
     if found is None or (row.kind == "whole" and found != int(found)):
         return False
-    if found in row.also:
-        return True
-    return found > row.above and row.least <= found <= row.most
+    return found in row.also or (found > row.above and row.least <= found <= row.most)
 
 
 def _takes(row: Bound) -> str:

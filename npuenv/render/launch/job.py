@@ -13,17 +13,18 @@ from npuenv.core.errors import BadInput
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.launch import Machine
 from npuenv.preflight.memory.types import Placement, read_cards, written_cards
-from npuenv.preflight.reading import ReadOptions, read_text, read_words
+from npuenv.preflight.reading import read_text, read_words
 from npuenv.preflight.rules import examine
 from npuenv.render.files import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from npuenv.preflight.composing import LaunchText
     from npuenv.preflight.memory.types import Cards, Layout
-    from npuenv.preflight.reading import LaunchText
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,25 @@
-"""Which packages a report says are installed, out of all the ways in which people list them.
+"""What a report states: its packages, out of all the ways in which people list them, and the rest from `machine`.
 
-What is only asked for, downloaded or refused is kept apart: a requirement is no package.
+What is only asked for, downloaded or refused does not count: a requirement is no package.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
-from npuenv.diagnose.types import Sighting
+from npuenv.diagnose.machine import read_machine
+from npuenv.diagnose.text import Text
+from npuenv.diagnose.types import ReportFacts, Sighting
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from npuenv.host.report import PasteLine
+    from npuenv.matrix import Matrix
 
 # Names that are read from loose text too; all others only out of a table that says it is a package list.
 KNOWN = frozenset({
@@ -62,15 +65,50 @@ _REQUEST = re.compile(
     r"|docker |FROM |image:|Because )", re.IGNORECASE,
 )  # fmt: skip
 _WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
+# How people write versions around what programs print: full-width marks, emphasis, and the Chinese words.
+_MARKS = str.maketrans({"：": ": ", "，": ", ", "（": " (", "）": ") ", "＝": "=", "`": None, "*": None, "、": ", "})
+_WORDS = (
+    ("版本号", " version "),
+    ("版本", " version "),
+    ("驱动", " driver "),
+    ("昇腾", " Ascend "),
+    ("芯片", " chip "),
+)
+_HAS_WORDS = re.compile("[：，（）＝`*、\u4e00-\u9fff]")
+_IS = re.compile(r"\s*[是为]\s*(?=v?\d)")
+_BESIDE = re.compile("(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])")
+
+
+def read_facts(text: Text, matrix: Matrix) -> ReportFacts:
+    """Everything that the report says of the machine."""
+    text = Text(tuple(map(_plain, text.lines)))
+    packages, machine = _read_packages(text.lines), read_machine(text, matrix)
+    versions_of = {**packages.loose, **packages.strong}
+    for image in machine["images"]:  # a vllm-ascend image says its version where no list does
+        name, _, tag = image.value.rpartition("/")[2].partition(":")
+        version = re.match(r"v(\d+\.\d+[\w.]*)", tag)
+        if name == "vllm-ascend" and version:
+            versions_of.setdefault("vllm-ascend", Sighting(version.group(1), image.line))
+    return ReportFacts(packages=versions_of, listed=frozenset(packages.listed), changed=packages.changed, **machine)
+
+
+def _plain(line: PasteLine) -> PasteLine:
+    """The same line as the readers of facts know it. Example: `CANN版本：8.0.RC3` -> `CANN version: 8.0.RC3`."""
+    if not _HAS_WORDS.search(line.text):
+        return line
+    text = line.text
+    for word, other in _WORDS:
+        text = text.replace(word, other)
+    text = _BESIDE.sub(" ", _IS.sub(": ", text))
+    return replace(line, text=re.sub(" +", " ", text.translate(_MARKS)).replace(" :", ":").strip())
 
 
 @dataclass(slots=True)
-class ReportedPackages:
+class _Packages:
     """What was found so far; `strong` sources win over `loose` ones, the first of equals wins."""
 
     strong: dict[str, Sighting[str]] = field(default_factory=dict)
     loose: dict[str, Sighting[str]] = field(default_factory=dict)
-    requested: dict[str, Sighting[str]] = field(default_factory=dict)
     listed: set[str] = field(default_factory=set)
     changed: dict[str, Sighting[str]] = field(default_factory=dict)  # a second, other version of the same package
 
@@ -82,13 +120,9 @@ class ReportedPackages:
         elif old.value != version:
             self.changed[name] = Sighting(version, line)
 
-    def best(self) -> dict[str, Sighting[str]]:
-        return {**self.loose, **self.strong}
 
-
-def read_packages(lines: Iterable[PasteLine]) -> ReportedPackages:
-    """The packages of a report."""
-    found = ReportedPackages()
+def _read_packages(lines: Iterable[PasteLine]) -> _Packages:
+    found = _Packages()
     is_list, shown = False, ""
     for line in lines:
         text = line.text.strip()
@@ -107,7 +141,7 @@ def read_packages(lines: Iterable[PasteLine]) -> ReportedPackages:
     return found
 
 
-def _list_row(found: ReportedPackages, text: str, line: PasteLine) -> bool:
+def _list_row(found: _Packages, text: str, line: PasteLine) -> bool:
     match = _COLUMNS.match(text)
     if match is None:
         return False
@@ -117,7 +151,7 @@ def _list_row(found: ReportedPackages, text: str, line: PasteLine) -> bool:
     return True
 
 
-def _show(found: ReportedPackages, text: str, line: PasteLine, shown: str) -> str:
+def _show(found: _Packages, text: str, line: PasteLine, shown: str) -> str:
     """`pip show` prints the name on one line and the version on the next."""
     name = _NAME.match(text)
     if name:
@@ -129,7 +163,7 @@ def _show(found: ReportedPackages, text: str, line: PasteLine, shown: str) -> st
     return shown
 
 
-def _line(found: ReportedPackages, text: str, line: PasteLine) -> None:
+def _line(found: _Packages, text: str, line: PasteLine) -> None:
     installed = _INSTALLED.search(text)
     if installed:
         for name, version in _items(installed.group(1)):
@@ -141,11 +175,12 @@ def _line(found: ReportedPackages, text: str, line: PasteLine) -> None:
         for name, version in (conflict.group(1, 2), conflict.group(3, 4)):
             found.loose.setdefault(versions.normalised(name), Sighting(version, line))
         return
-    target = found.requested if _REQUEST.search(text) or typed_command(text) is not None else None
-    for name, version in _in_lists(text) if target is None else ():
+    if _REQUEST.search(text) or typed_command(text) is not None:
+        return
+    for name, version in _in_lists(text):
         found.add(name, version, line)
     for name, version in _in_prose(text):
-        (found.loose if target is None else target).setdefault(name, Sighting(version, line))
+        found.loose.setdefault(name, Sighting(version, line))
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
