@@ -28,8 +28,7 @@ from npuenv.facts.pip import local_folder, without_secrets
 from npuenv.host import PathState
 from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof
 from npuenv.lock.uv import Resolver, deciding_line, is_out_of_reach, list_exact, probe, wheels_in_links
-from npuenv.resolve.conflict import command_for
-from npuenv.resolve.types import Platform, Request
+from npuenv.resolve.types import Platform, Request, command_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

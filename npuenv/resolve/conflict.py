@@ -12,33 +12,34 @@ added back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
-from npuenv.matrix import Matrix
-from npuenv.matrix.release_stacks import all_recipes
-from npuenv.resolve.candidate import is_asked_for
-from npuenv.resolve.request import says_something
-from npuenv.resolve.rules import OPTIONS
+from npuenv.matrix.release_stacks import recipe_named
+from npuenv.resolve.request import checked, says_something
 from npuenv.resolve.search import (
     OF_ALL_STACKS,
     blocking_pins,
-    broader_clash,
+    by_preference,
     clash_key,
     evaluate,
     find_without,
     first_fit,
+    fitting,
+    is_asked_for,
+    with_broader,
 )
-from npuenv.resolve.types import Clash, Conflict, Request, Stack, WayOut
+from npuenv.resolve.stack import verified_by
+from npuenv.resolve.types import OPTIONS, Clash, Conflict, Request, WayOut, command_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
-    from npuenv.resolve.candidate import Candidate
     from npuenv.resolve.search import Evaluated
+    from npuenv.resolve.types import Candidate
 
 
 # Up to this many rules the smallest set is searched for; beyond that, any set from which no rule can be dropped.
@@ -51,14 +52,22 @@ _RANKS = {"resolve.requires": 2, "resolve.limit": 2, "resolve.stack-package": 3,
 _RANKS |= dict.fromkeys(OF_ALL_STACKS, 4)
 
 
-def explain(
-    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
-) -> Conflict:
-    """The conflict of a request that no candidate meets.
+def why_not(request: Request, matrix: Matrix) -> Conflict:
+    """The conflict of a request in normal form that no candidate meets."""
+    requested, others = by_preference(request, matrix)
+    if len(request.pins) <= _MAX_PINS:
+        return _explained(requested, others, request, matrix)
+    few = clashing_pins(requested, request, matrix)
+    enough = fitting_pins(requested, request, matrix)
+    ways = () if enough is None else _without_pins(request, enough, matrix)
+    return replace(_explained(requested, others, few, matrix), request=request, ways_out=ways)
 
-    `evaluated` are the candidates of the requested stacks, `others` the remaining stacks. Of the latter only candidates
-    that the reason found so far does not hit are added, until there is none.
+
+def _explained(requested: Sequence[Recipe], others: Sequence[Recipe], request: Request, matrix: Matrix) -> Conflict:
+    """The smallest reason, and the ways out. Of the stacks that were not requested only candidates that the reason
+    found so far does not hit are added, until there is none.
     """
+    evaluated = list(evaluate(requested, request, matrix))
     clashes: dict[str, list[Clash]] = {}
     sets = {_record(each, request, clashes) for each in evaluated}
     chosen = _best_reason(sets, clashes)
@@ -66,17 +75,16 @@ def explain(
         sets.add(_record(missed, request, clashes))
         chosen = _best_reason(sets, clashes)
     ordered = sorted(chosen, key=lambda key: (clashes[key][0].rule != "request", key))
-    ways = ways_out(evaluated, others, request, matrix, solve)
     recipes = [*(candidate.recipe for candidate, _ in evaluated), *others]
-    return Conflict(request, tuple(_merged(clashes[key], request, recipes) for key in ordered), ways)
+    reason = tuple(_merged(clashes[key], request, recipes) for key in ordered)
+    return Conflict(request, reason, _ways_out(evaluated, others, request, matrix))
 
 
 def _record(evaluated: Evaluated, request: Request, clashes: dict[str, list[Clash]]) -> frozenset[str]:
     """The keys of a candidate's clashes; adds each clash to `clashes` under its key."""
     candidate, found = evaluated
-    more = (broader_clash(each, candidate, request) for each in found)
-    keys: list[str] = []
-    for clash in (*found, *filter(None, more)):
+    keys = []
+    for clash in itertools.chain.from_iterable(with_broader(each, candidate, request) for each in found):
         keys.append(clash_key(clash))
         clashes.setdefault(keys[-1], []).append(clash)
     return frozenset(keys)
@@ -187,7 +195,7 @@ def _greedy(needed: Sequence[frozenset[str]]) -> frozenset[str]:
     return frozenset(chosen)
 
 
-MAX_PINS = 6  # with no more pins than this all combinations are evaluated
+_MAX_PINS = 6  # with no more pins than this all combinations are evaluated
 
 
 def with_pins(request: Request, names: Iterable[str]) -> Request:
@@ -232,8 +240,6 @@ def fitting_pins(recipes: Sequence[Recipe], request: Request, matrix: Matrix) ->
     return with_pins(request, remaining)
 
 
-Solve = Callable[[Request, Matrix], "Stack | Conflict"]
-
 _MAX_SUGGESTIONS = 4
 _ENOUGH = 2  # with so many suggestions among the requested stacks, other stacks are not tried
 # How far a change is from the request: a dropped pin is nearest, another hardware farthest.
@@ -253,11 +259,11 @@ _COST = {
 _OTHER_FRAMEWORK = 3  # in addition to the cost of another stack
 
 
-def ways_out(
-    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
+def _ways_out(
+    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix
 ) -> tuple[WayOut, ...]:
     """Up to four changed requests that resolve; one that only adds to the changes of another is left out."""
-    found = tuple(itertools.islice(_resolved(evaluated, request, matrix, solve), _MAX_SUGGESTIONS))
+    found = tuple(itertools.islice(_resolved(evaluated, request, matrix), _MAX_SUGGESTIONS))
     if len(found) >= _ENOUGH:
         return found
     sufficient = [
@@ -266,19 +272,17 @@ def ways_out(
         if _is_relaxation(candidate, clashes, request, matrix)
     ]
     everything = [*evaluated, *evaluate(others, request, matrix, sufficient)]
-    return tuple(itertools.islice(_resolved(everything, request, matrix, solve), _MAX_SUGGESTIONS))
+    return tuple(itertools.islice(_resolved(everything, request, matrix), _MAX_SUGGESTIONS))
 
 
-def without_pins(request: Request, changed: Request, matrix: Matrix, solve: Solve) -> tuple[WayOut, ...]:
+def _without_pins(request: Request, changed: Request, matrix: Matrix) -> tuple[WayOut, ...]:
     """The suggestion to drop the pins that `changed` lacks; empty if there are none or `changed` does not resolve."""
     fields = frozenset(f"pin.{name}" for name in request.pins.keys() - changed.pins.keys())
-    solved = solve(changed, matrix)
-    if not fields or not isinstance(solved, Stack):
-        return ()
-    return (WayOut(_suggestion(request, changed, fields, solved), changed, command_for(changed)),)
+    way = _way_out(request, changed, fields, matrix)
+    return (way,) if fields and way else ()
 
 
-def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix, solve: Solve) -> Iterator[WayOut]:
+def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix) -> Iterator[WayOut]:
     offers: dict[frozenset[str], tuple[int, int, Request]] = {}
     for position, (candidate, clashes) in enumerate(evaluated):
         if not _is_relaxation(candidate, clashes, request, matrix):
@@ -287,18 +291,19 @@ def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix, 
         cost = sum(_cost(field) for field in fields) + (
             _OTHER_FRAMEWORK if _is_other_framework(candidate, request, matrix) else 0
         )
-        if not says_something(_relaxed(request, candidate, fields, matrix)):
+        changed = _relaxed(request, candidate, fields, matrix)
+        if not says_something(changed):
             fields |= {"framework"}  # the request named only pins
+            changed = _relaxed(request, candidate, fields, matrix)
         if fields not in offers or cost < offers[fields][0]:
-            offers[fields] = (cost, position, _relaxed(request, candidate, fields, matrix))
+            offers[fields] = (cost, position, changed)
     offered: list[frozenset[str]] = []
     for fields, (_, _, changed) in sorted(offers.items(), key=lambda item: item[1][:2]):
         if any(before <= fields for before in offered):
             continue
-        solved = solve(changed, matrix)
-        if isinstance(solved, Stack):
+        if (way := _way_out(request, changed, fields, matrix)) is not None:
             offered.append(fields)
-            yield WayOut(_suggestion(request, changed, fields, solved), changed, command_for(changed))
+            yield way
 
 
 def _is_relaxation(candidate: Candidate, clashes: Sequence[Clash], request: Request, matrix: Matrix) -> bool:
@@ -316,13 +321,13 @@ def _cost(field: str) -> int:
 
 def _is_other_framework(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
     """Whether a candidate is of another framework than the requested stack."""
-    wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
+    wanted = recipe_named(request.stack, matrix) if request.stack else None
     return wanted is not None and candidate.recipe.framework != wanted.framework
 
 
 def _has_requested_device(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
     """Whether a candidate is for the kind of device requested: a CPU stack does not serve an NPU, nor the reverse."""
-    wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
+    wanted = recipe_named(request.stack, matrix) if request.stack else None
     kinds = set()
     if wanted is not None:
         kinds.add(bool(wanted.hardware))
@@ -358,10 +363,14 @@ def _driver_floor(candidate: Candidate, matrix: Matrix) -> str | None:
     return row.driver_since or None if row else None
 
 
-def _suggestion(request: Request, changed: Request, fields: frozenset[str], solved: Stack) -> Message:
-    """The sentence of a suggestion: each change, and the stack that results."""
-    parts = tuple(_change(request, changed, field) for field in sorted(fields, key=lambda field: (_cost(field), field)))
-    return Message("resolve.way-out", {"changes": parts, "stack": solved.name, "verified": solved.verified_by})
+def _way_out(request: Request, changed: Request, fields: frozenset[str], matrix: Matrix) -> WayOut | None:
+    """The suggestion with the changes of the fields and the stack that results; None if `changed` does not resolve."""
+    candidate = fitting(checked(changed, matrix), matrix)
+    if candidate is None:
+        return None
+    changes = tuple(_change(request, changed, field) for field in sorted(fields, key=lambda one: (_cost(one), one)))
+    args = {"changes": changes, "stack": candidate.recipe.id, "verified": verified_by(candidate)}
+    return WayOut(Message("resolve.way-out", args), changed, command_for(changed))
 
 
 def _change(request: Request, changed: Request, field: str) -> Message:
@@ -376,19 +385,3 @@ def _change(request: Request, changed: Request, field: str) -> Message:
     if field == "release":
         new = f"{changed.framework}=={new}"
     return Message("resolve.take-option", {"option": f"{OPTIONS[field]} {new}"})
-
-
-def command_for(request: Request) -> tuple[str, ...]:
-    """The command line for a request."""
-    args = ["npuenv", "resolve", *((request.stack,) if request.stack else ())]
-    for field, option in OPTIONS.items():
-        value = getattr(request, field)
-        if field == "framework" and request.release is not None:
-            value = f"{value}=={request.release}"
-        if value is not None and field != "release":
-            args += [option, value]
-    if request.is_newest:
-        args.append("--newest")
-    for name, version in sorted(request.pins.items()):
-        args += ["--pin", f"{name}=={version}"]
-    return tuple(args)

@@ -17,7 +17,6 @@ from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import known_releases
 from npuenv.matrix.release_stacks import all_recipes, recipe_named
-from npuenv.resolve.candidate import packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -209,7 +208,7 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
     """
     if not request.pins:
         return
-    known = {name for recipe in _meant(request, matrix) for name in packages(recipe)}
+    known = {name for recipe in _meant(request, matrix) for name in recipe.packages}
     known |= {row.package for row in matrix.unsupported if row.package}
     known |= {versions.requirement_name(text) for row in matrix.built for text in row.requires}
     for name, version in request.pins.items():

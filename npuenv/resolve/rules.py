@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import all_recipes, paired_with, pairing, partner_overrides
-from npuenv.resolve.candidate import Candidate, packages, same
-from npuenv.resolve.types import Clash, Request
+from npuenv.resolve.types import OPTIONS, Candidate, Clash, Request, same
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,17 +22,6 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Built, Cann, VllmAscend
 
 _PYTHON_MARKER = re.compile(r' python_version (>=|<=|==|!=|<|>) "([0-9.]+)"')
-OPTIONS = {
-    "framework": "--for",
-    "release": "--for",
-    "as_of": "--as-of",
-    "hardware": "--hardware",
-    "os": "--os",
-    "arch": "--arch",
-    "python": "--python",
-    "cann": "--cann",
-    "driver": "--driver",
-}
 # Fields without meaning for a CPU stack: any value is accepted once the user has requested one.
 _OF_THE_RECIPE = ("release", "as_of")
 _NPU_ONLY = ("hardware", "cann", "driver", "os")
@@ -177,7 +165,7 @@ def _belongs(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     """Pinned packages that belong to other stacks only. Any other extra package is left to the lock."""
     recipe = candidate.recipe
     more = candidate.versions.keys() - {pin.name for pin in recipe.pin}
-    for name in sorted(more - packages(recipe)) if more else ():
+    for name in sorted(more - recipe.packages) if more else ():
         if name in identifying_packages(matrix, has_npu=bool(recipe.hardware)):
             args = {"stack": recipe.id, "package": name, "framework": recipe.framework}
             yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
@@ -367,7 +355,7 @@ def identifying_packages(matrix: Matrix, *, has_npu: bool) -> frozenset[str]:
     """
     recipes = [recipe for recipe in all_recipes(matrix) if bool(recipe.hardware) is has_npu]
     if not has_npu:
-        return frozenset(name for recipe in recipes for name in packages(recipe)) | identifying_packages(
+        return frozenset(name for recipe in recipes for name in recipe.packages) | identifying_packages(
             matrix, has_npu=True
         )
     return frozenset(git.name for recipe in recipes for git in recipe.git) | {"torch-npu", "triton-ascend", "vllm"}
