@@ -75,14 +75,11 @@ def published_requests(matrix: Matrix) -> Iterator[Request]:
     for recipe in all_recipes(matrix):
         if recipe.framework == "torch-npu":
             continue
-        generations = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys((*_TRAINING, *recipe.hardware))
+        generations = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys(("a2", "a3", *recipe.hardware))
         choices = generations if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
         pythons = recipe.python[:1] if recipe.hardware else recipe.python
         for arch, hardware, python in itertools.product(recipe.arch, choices, pythons):
             yield Request(stack=recipe.id, arch=arch, hardware=hardware, python=python)
-
-
-_TRAINING = ("a2", "a3")
 
 
 def newer_release(stack: Stack, request: Request, matrix: Matrix) -> Message | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import recipe_named
@@ -56,18 +56,23 @@ def why_not(request: Request, matrix: Matrix) -> Conflict:
     """The conflict of a request in normal form that no candidate meets."""
     requested, others = by_preference(request, matrix)
     if len(request.pins) <= _MAX_PINS:
-        return _explained(requested, others, request, matrix)
+        evaluated = list(evaluate(requested, request, matrix))
+        ways = _ways_out(evaluated, others, request, matrix)
+        return Conflict(request, _smallest_reason(evaluated, others, request, matrix), ways)
     few = clashing_pins(requested, request, matrix)
     enough = fitting_pins(requested, request, matrix)
     ways = () if enough is None else _without_pins(request, enough, matrix)
-    return replace(_explained(requested, others, few, matrix), request=request, ways_out=ways)
+    return Conflict(request, _smallest_reason(list(evaluate(requested, few, matrix)), others, few, matrix), ways)
 
 
-def _explained(requested: Sequence[Recipe], others: Sequence[Recipe], request: Request, matrix: Matrix) -> Conflict:
-    """The smallest reason, and the ways out. Of the stacks that were not requested only candidates that the reason
-    found so far does not hit are added, until there is none.
+def _smallest_reason(
+    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix
+) -> tuple[Clash, ...]:
+    """The smallest set of clashes that hits every candidate.
+
+    `evaluated` are the candidates of the requested stacks, `others` the remaining stacks. Of the latter only candidates
+    that the reason found so far does not hit are added, until there is none.
     """
-    evaluated = list(evaluate(requested, request, matrix))
     clashes: dict[str, list[Clash]] = {}
     sets = {_record(each, request, clashes) for each in evaluated}
     chosen = _best_reason(sets, clashes)
@@ -76,8 +81,7 @@ def _explained(requested: Sequence[Recipe], others: Sequence[Recipe], request: R
         chosen = _best_reason(sets, clashes)
     ordered = sorted(chosen, key=lambda key: (clashes[key][0].rule != "request", key))
     recipes = [*(candidate.recipe for candidate, _ in evaluated), *others]
-    reason = tuple(_merged(clashes[key], request, recipes) for key in ordered)
-    return Conflict(request, reason, _ways_out(evaluated, others, request, matrix))
+    return tuple(_merged(clashes[key], request, recipes) for key in ordered)
 
 
 def _record(evaluated: Evaluated, request: Request, clashes: dict[str, list[Clash]]) -> frozenset[str]:
@@ -91,11 +95,9 @@ def _record(evaluated: Evaluated, request: Request, clashes: dict[str, list[Clas
 
 
 def _best_reason(sets: set[frozenset[str]], clashes: Mapping[str, Sequence[Clash]]) -> frozenset[str]:
-    return smallest_hitting_set(sets, {key: _rank(found[0]) for key, found in clashes.items()})
-
-
-def _rank(clash: Clash) -> int:
-    return 0 if clash.rule == "request" else _RANKS.get(clash.says.key, 1)
+    firsts = {key: found[0] for key, found in clashes.items()}
+    ranks = {key: 0 if one.rule == "request" else _RANKS.get(one.says.key, 1) for key, one in firsts.items()}
+    return smallest_hitting_set(sets, ranks)
 
 
 def _merged(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe]) -> Clash:
@@ -243,19 +245,8 @@ def fitting_pins(recipes: Sequence[Recipe], request: Request, matrix: Matrix) ->
 _MAX_SUGGESTIONS = 4
 _ENOUGH = 2  # with so many suggestions among the requested stacks, other stacks are not tried
 # How far a change is from the request: a dropped pin is nearest, another hardware farthest.
-_COST = {
-    "pin": 1,
-    "python": 2,
-    "cann": 3,
-    "driver": 4,
-    "os": 10,
-    "stack": 5,
-    "release": 6,
-    "as_of": 6,
-    "hardware": 20,
-    "arch": 20,
-    "framework": 9,
-}
+_COST = {"pin": 1, "python": 2, "cann": 3, "driver": 4, "stack": 5, "release": 6, "as_of": 6, "framework": 9, "os": 10}
+_COST |= {"hardware": 20, "arch": 20}
 _OTHER_FRAMEWORK = 3  # in addition to the cost of another stack
 
 
@@ -340,27 +331,14 @@ def _has_requested_device(candidate: Candidate, request: Request, matrix: Matrix
 
 def _relaxed(request: Request, candidate: Candidate, fields: frozenset[str], matrix: Matrix) -> Request:
     """The request with the given fields set to what the candidate has; a pin is dropped."""
+    recipe, cann = candidate.recipe, matrix.cann_row(candidate.cann) if candidate.cann else None
+    has: dict[str, str | None] = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
+    has |= {name: getattr(candidate, name) for name in ("hardware", "os", "arch", "python", "cann")}
+    has |= {"as_of": recipe.date, "driver": (cann and cann.driver_since) or None}
+    changes: dict[str, Any] = {"release": None} if "framework" in fields else {}
+    changes |= {field: has[field] for field in fields if field in has}
     pins = {name: version for name, version in request.pins.items() if f"pin.{name}" not in fields}
-    changed = replace(request, pins=pins)
-    for field in sorted(fields):
-        if field == "stack":
-            changed = replace(changed, stack=candidate.recipe.id)
-        elif field == "framework":
-            changed = replace(changed, framework=candidate.recipe.framework, release=None)
-        elif field == "release":
-            changed = replace(changed, release=candidate.recipe.release)
-        elif field == "as_of":
-            changed = replace(changed, as_of=candidate.recipe.date)
-        elif field == "driver":
-            changed = replace(changed, driver=_driver_floor(candidate, matrix))
-        elif field in OPTIONS:
-            changed = replace(changed, **{field: getattr(candidate, field)})
-    return changed
-
-
-def _driver_floor(candidate: Candidate, matrix: Matrix) -> str | None:
-    row = matrix.cann_row(candidate.cann or "")
-    return row.driver_since or None if row else None
+    return replace(request, pins=pins, **changes)
 
 
 def _way_out(request: Request, changed: Request, fields: frozenset[str], matrix: Matrix) -> WayOut | None:

@@ -77,11 +77,8 @@ def environment(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
     """Settings for every process of the framework. Those for one role belong in the launch files."""
     env: dict[str, str] = {}
     for row in matrix.settings:
-        if (
-            row.role == "all"
-            and candidate.recipe.framework in row.frameworks
-            and _is_read(row.since, row.until, candidate)
-        ):
+        is_for_all = row.role == "all" and candidate.recipe.framework in row.frameworks
+        if is_for_all and _is_read(row.since, row.until, candidate):
             env[row.name] = row.value
     system = matrix.system_row(candidate.os) if candidate.os else None
     arch = {"aarch64": "arm64", "x86_64": "amd64"}.get(candidate.arch, candidate.arch)
@@ -96,9 +93,8 @@ def _is_read(since: str, until: str, candidate: Candidate) -> bool:
     version = candidate.versions.get("vllm-ascend")
     if version is None:
         return not since
-    return not (since and not versions.accepts(f">={since}", version)) and not (
-        until and versions.accepts(f">={until}", version)
-    )
+    is_too_old = since and not versions.accepts(f">={since}", version)
+    return not is_too_old and not (until and versions.accepts(f">={until}", version))
 
 
 def base_image(candidate: Candidate, matrix: Matrix) -> str | None:
@@ -135,10 +131,8 @@ def notes(
         args |= {"other": each.other, "other_source": each.other_source, "why": Message(each.why)}
         yield Message(f"resolve.dispute-{each.believe}", args)
     if not recipe.hardware:
-        given = tuple(
-            f"--{name} {getattr(request, name)}" for name in ("hardware", "cann", "driver") if getattr(request, name)
-        )
-        if given:
+        asked = {name: getattr(request, name) for name in ("hardware", "cann", "driver")}
+        if given := tuple(f"--{name} {value}" for name, value in asked.items() if value):
             yield Message("resolve.note-no-npu", {"options": given, "stack": recipe.id})
         return
     if request.hardware is None:
@@ -164,7 +158,7 @@ def _driver_notes(candidate: Candidate, matrix: Matrix) -> Iterator[Message]:
         yield Message("resolve.note-driver-newer", args)
 
 
-def _chip_wheel_notes(sources: Iterable[GitSource]) -> Iterator[Message]:
+def _chip_wheel_notes(sources: Sequence[GitSource]) -> Iterator[Message]:
     """What an installation takes from a wheel for the requested hardware, and which wheel has no known hash."""
     for wheel in filter(None, (source.wheel for source in sources)):
         args = {"name": wheel.name, "file": wheel.id, "hardware": wheel.hardware, "sha256": wheel.sha256}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
 
@@ -208,7 +207,9 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
     """
     if not request.pins:
         return
-    known = {name for recipe in _meant(request, matrix) for name in recipe.packages}
+    every, stack, framework = all_recipes(matrix), request.stack, request.framework
+    meant = [each for each in every if stack in (None, each.id) and framework in (None, each.framework)] or every
+    known = {name for recipe in meant for name in recipe.packages}
     known |= {row.package for row in matrix.unsupported if row.package}
     known |= {versions.requirement_name(text) for row in matrix.built for text in row.requires}
     for name, version in request.pins.items():
@@ -219,14 +220,6 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
             continue
         if difflib.get_close_matches(name, sorted(known), n=1, cutoff=_MISSPELT):
             raise _unknown(name, sorted(known), "package")
-
-
-def _meant(request: Request, matrix: Matrix) -> list[Recipe]:
-    return [
-        recipe
-        for recipe in all_recipes(matrix)
-        if request.stack in (None, recipe.id) and request.framework in (None, recipe.framework)
-    ] or list(all_recipes(matrix))
 
 
 def filled_from_host(
@@ -270,10 +263,6 @@ def with_hardware_of_cards(request: Request, smi: Fact[SmiTable], matrix: Matrix
     return replace(request, hardware=value, origins={**request.origins, "hardware": _line(evidence)})
 
 
-def _host_arch(facts: Facts, matrix: Matrix) -> _Found:
-    return facts.machine.arch.value, facts.machine.arch.evidence
-
-
 def _host_system(facts: Facts, matrix: Matrix) -> _Found:
     system = facts.machine.system.value
     name = f"{system.id}{system.version.split()[0]}".lower() if system and system.version else ""
@@ -292,10 +281,6 @@ def _host_cann(facts: Facts, matrix: Matrix) -> _Found:
     return cann if is_listed else None, facts.cann.toolkit.evidence
 
 
-def _host_hardware(facts: Facts, matrix: Matrix) -> _Found:
-    return _of_cards(facts.npu.smi, matrix)
-
-
 def _of_cards(smi: Fact[SmiTable], matrix: Matrix) -> _Found:
     """The generation of the host's cards; None if no card could be read."""
     names = {card.name for card in smi.value.cards if card.name} if smi.value else set()
@@ -309,8 +294,8 @@ def _of_cards(smi: Fact[SmiTable], matrix: Matrix) -> _Found:
 
 
 _READ_FROM_HOST: dict[str, Callable[[Facts, Matrix], _Found]] = {
-    "arch": _host_arch,
-    "hardware": _host_hardware,
+    "arch": lambda facts, _: (facts.machine.arch.value, facts.machine.arch.evidence),
+    "hardware": lambda facts, matrix: _of_cards(facts.npu.smi, matrix),
     "os": _host_system,
     "driver": _host_driver,
     "cann": _host_cann,

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 Evaluated = tuple[Candidate, list[Clash]]  # a candidate with all its clashes: unmet requests, then matrix conflicts
-
-
 _Location = tuple[int, ...]  # for each choice the index of its value
 
 
@@ -287,12 +285,8 @@ OF_ALL_STACKS = {
     "resolve.stack-no-version": ("package", "version"),
     "resolve.stack-package": ("package",),
 }
-
-
 # Clashes with a Python or with a package version that each stack has by a rule of its own.
 _ABOUT_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.stack-python")
-
-
 _ABOUT_VERSION = ("resolve.requires", "resolve.torch-npu-torch")
 
 
@@ -314,11 +308,7 @@ def clash_key(clash: Clash) -> str:
 @functools.cache
 def _clash_kind(key: str) -> str:
     """The message key without its variants: `.some-` and `.stacks-` become `.stack-`, `asked-day` becomes `asked`."""
-    return (
-        "resolve.asked"
-        if key == "resolve.asked-day"
-        else key.replace(".stacks-", ".stack-").replace(".some-", ".stack-")
-    )
+    return key.removesuffix("-day").replace(".stacks-", ".stack-").replace(".some-", ".stack-")
 
 
 def clash_keys(clash: Clash, candidate: Candidate, request: Request) -> list[str]:

@@ -1,4 +1,4 @@
-"""Builds the Stack of a candidate without clashes: its pins with their reasons, what else the lock needs, and its parts.
+"""Builds the Stack of a candidate without clashes: its pins with their reasons, what else a lock needs, its parts.
 
 "Why not newer" replaces the chosen version with the next newer one that has a row and reports the resulting conflicts.
 If no table lists the versions of a package, it reports the requirement that bounds it.
@@ -7,21 +7,22 @@ If no table lists the versions of a package, it reports the requirement that bou
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import pairing, partner_overrides
-from npuenv.matrix.rows import RecipeOverride, RecipePin, TritonAscend, VllmAscend
+from npuenv.matrix.rows import RecipePin, TritonAscend
 from npuenv.resolve.parts import base_image, environment, git_source, notes, public_run, sources_read
+from npuenv.resolve.request import PYTHONS
 from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.types import BuildStep, Candidate, Override, Pin, Platform, Reason, Request, Stack, same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import TorchNpu
+    from npuenv.matrix.rows import RecipeOverride, Row, TorchNpu, VllmAscend
 
 
 def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
@@ -82,23 +83,21 @@ def _place_pin(name: str, version: str, candidate: Candidate, request: Request, 
     """The pin of CANN or Python."""
     recipe = candidate.recipe
     requested = getattr(request, name)
-    published = recipe.cann if name == "cann" else recipe.python[0]
     if requested is not None:
         reason = _because_asked(f"--{name} {requested}", request.origins.get(name))
     else:
-        reason = Reason(Message("resolve.because-recipe", {"stack": recipe.id}), (recipe.id,), (recipe.source,))
-    strength = "image-practice" if version == published else "request"
+        reason = _reason(recipe, "resolve.because-recipe", stack=recipe.id)
     if name == "cann":
         strength = _cann_strength(candidate, matrix)
+    else:
+        strength = "image-practice" if version == recipe.python[0] else "request"
     newer = _why_not_newer(name, candidate, request, matrix)
-    return Pin(name, version, reason, newer, strength, None, False)
+    return Pin(name, version, reason, newer, strength, is_python=False)
 
 
 def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:
     version, index = _wheel(pin.name, pin.version, candidate, matrix)
-    strength: str = pin.strength
-    if pin.name == "torch-npu":
-        strength = _cann_strength(candidate, matrix)
+    strength = _cann_strength(candidate, matrix) if pin.name == "torch-npu" else pin.strength
     built = any(git.name == pin.name for git in candidate.recipe.git)
     reason = _because(pin, candidate, request, matrix)
     newer = _why_not_newer(pin.name, candidate, request, matrix)
@@ -140,30 +139,25 @@ def _needs_cpu_wheels(candidate: Candidate) -> bool:
     return bool(torch) and versions.accepts(">=2.11", torch)
 
 
-_BY_ROW = {"vllm-ascend": "vllm_ascend_row", "triton-ascend": "triton_ascend_row", "torch-npu": "torch_npu_row"}
-
-
 def _because(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Reason:
     """Why a package has this version."""
     recipe = candidate.recipe
     if pin.name in request.pins:
-        option = f"--pin {pin.name}=={request.pins[pin.name]}"
-        return _because_asked(option)
+        return _because_asked(f"--pin {pin.name}=={request.pins[pin.name]}")
     if pin.name == "torch" and "torch-npu" in candidate.versions:
         return _because_torch(candidate, matrix)
     if pin.name == "torch-npu":
         return _because_torch_npu(pin, candidate, matrix)
-    if pin.name in ("torchvision", "torchaudio"):
-        row = matrix.companion_row(candidate.versions["torch"])
-        if row is not None:
-            says = Message("resolve.because-companion", {"torch": row.torch})
-            return Reason(says, (row.id, recipe.id), (row.source, pin.source))
+    row = matrix.companion_row(candidate.versions["torch"]) if pin.name in ("torchvision", "torchaudio") else None
+    if row is not None:
+        says = Message("resolve.because-companion", {"torch": row.torch})
+        return Reason(says, (row.id, recipe.id), (row.source, pin.source))
     if pin.name == "vllm":
         return _because_vllm(pin, candidate, matrix)
     says = Message(pin.why) if pin.why else Message("resolve.because-recipe", {"stack": recipe.id})
-    lookup = _BY_ROW.get(pin.name)
-    row_ids = (getattr(matrix, lookup)(pin.version).id,) if lookup else ()
-    return Reason(says, (*row_ids, recipe.id), (pin.source,))
+    has_row = pin.name in ("vllm-ascend", "triton-ascend")
+    rows = matrix.version_rows({pin.name: pin.version}, None) if has_row else ()
+    return Reason(says, (*(row.id for row in rows), recipe.id), (pin.source,))
 
 
 def _because_asked(option: str, origin: str | None = None) -> Reason:
@@ -173,12 +167,16 @@ def _because_asked(option: str, origin: str | None = None) -> Reason:
     return Reason(Message("resolve.because-read", {"line": origin}), ("request",), (origin,))
 
 
+def _reason(row: Row, key: str, /, **args: object) -> Reason:
+    """The reason that one row gives."""
+    return Reason(Message(key, args), (row.id,), (row.source,))
+
+
 def _because_torch(candidate: Candidate, matrix: Matrix) -> Reason:
     row = matrix.torch_npu_row(candidate.versions["torch-npu"])
     assert row is not None
     needs = "torch" + (row.torch_requirement(candidate.arch) or f"=={row.torch}")
-    args = {"torch_npu": row.version, "needs": needs, "arch": candidate.arch}
-    return Reason(Message("resolve.because-torch", args), (row.id,), (row.source,))
+    return _reason(row, "resolve.because-torch", torch_npu=row.version, needs=needs, arch=candidate.arch)
 
 
 def _because_torch_npu(pin: RecipePin, candidate: Candidate, matrix: Matrix) -> Reason:
@@ -209,8 +207,7 @@ def _why_not_newer(name: str, candidate: Candidate, request: Request, matrix: Ma
     if newer is not None:
         return _pairs_elsewhere(name, newer, candidate, matrix) or _against(name, newer, candidate, matrix)
     if any(same(version, each) for each in _known_versions(name, candidate, matrix)):
-        recipe = candidate.recipe
-        return Reason(Message("resolve.newest-known", {"version": version}), (recipe.id,), (recipe.source,))
+        return _reason(candidate.recipe, "resolve.newest-known", version=version)
     return _bounded(name, candidate, matrix) or _unbounded(name, candidate, request, matrix)
 
 
@@ -228,8 +225,7 @@ def _pairs_elsewhere(name: str, newer: str, candidate: Candidate, matrix: Matrix
     if name == "cann":
         if not row.cann or pairing(row, newer, matrix) is None:
             return None
-        args = {"newer": newer, "torch_npu": row.version, "cann": row.cann}
-        return Reason(Message("resolve.newer-cann-compatible", args), (row.id,), (row.source,))
+        return _reason(row, "resolve.newer-cann-compatible", newer=newer, torch_npu=row.version, cann=row.cann)
     key = "resolve.newer-pairs" if row.cann or row.cann_unofficial else "resolve.newer-pairs-nothing"
     says = Message(key, {"newer": newer, "cann": row.cann or row.cann_unofficial})
     others = tuple(each.rule for each in matrix_conflicts(candidate.with_version(name, newer), matrix))
@@ -239,12 +235,10 @@ def _pairs_elsewhere(name: str, newer: str, candidate: Candidate, matrix: Matrix
 def _published_for_other_cann(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
     row: VllmAscend | TritonAscend | None
     row = matrix.vllm_ascend_row(newer) if name == "vllm-ascend" else matrix.triton_ascend_row(newer)
-    if row is None:
+    paired = row.cann if isinstance(row, TritonAscend) else tuple(filter(None, [row.cann])) if row else ()
+    if row is None or not paired or any(same(each, candidate.cann) for each in paired):
         return None
-    paired = row.cann if isinstance(row, TritonAscend) else tuple(filter(None, [row.cann]))
-    if not paired or any(same(each, candidate.cann) for each in paired):
-        return None
-    return Reason(Message("resolve.newer-pairs", {"newer": newer, "cann": paired}), (row.id,), (row.source,))
+    return _reason(row, "resolve.newer-pairs", newer=newer, cann=paired)
 
 
 def _against(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason:
@@ -255,8 +249,7 @@ def _against(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Rea
         changed = changed.with_version("vllm", partner.vllm) if partner else changed
     found = list(matrix_conflicts(changed, matrix))
     if not found:
-        args = {"newer": newer, "stack": candidate.recipe.id}
-        return Reason(Message("resolve.newer-not-tried", args), (candidate.recipe.id,), (candidate.recipe.source,))
+        return _reason(candidate.recipe, "resolve.newer-not-tried", newer=newer, stack=candidate.recipe.id)
     first = found[0]
     says = Message("resolve.newer-objected", {"newer": newer, "objection": first.says})
     return Reason(says, tuple(dict.fromkeys(each.rule for each in found)), (first.source,))
@@ -264,12 +257,8 @@ def _against(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Rea
 
 def _next_newer(name: str, version: str, candidate: Candidate, matrix: Matrix) -> str | None:
     """The next newer published version of a package in its table; None if there is none or no table."""
+    of: Callable[[str], Any] = versions.cann if name == "cann" else versions.python_version
     known = _known_versions(name, candidate, matrix)
-    if name == "cann":
-        return min(
-            (each for each in known if versions.cann(each) > versions.cann(version)), key=versions.cann, default=None
-        )
-    of = versions.python_version
     return min((each for each in known if of(each) > of(version)), key=of, default=None)
 
 
@@ -278,7 +267,7 @@ def _known_versions(name: str, candidate: Candidate, matrix: Matrix) -> tuple[st
     if name == "cann":
         return tuple(row.version for row in matrix.cann)
     if name == "python":
-        return ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+        return PYTHONS
     if name == "torch-npu":
         rows = (row for row in matrix.torch_npu if row.status in ("released", "patch", "unlisted") and row.index)
         return tuple(row.version for row in rows)
@@ -312,10 +301,9 @@ def _bounded(name: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
 
 
 def _unbounded(name: str, candidate: Candidate, request: Request, matrix: Matrix) -> Reason:
-    recipe = candidate.recipe
     key = "resolve.not-newer-asked" if name in request.pins else "resolve.not-newer-recipe"
-    args = {"stack": recipe.id, "package": name, "version": _current(name, candidate)}
-    return Reason(Message(key, args), (recipe.id,), (recipe.source,))
+    args = {"stack": candidate.recipe.id, "package": name, "version": _current(name, candidate)}
+    return _reason(candidate.recipe, key, **args)
 
 
 def _requirements(candidate: Candidate, request: Request, matrix: Matrix) -> tuple[str, ...]:

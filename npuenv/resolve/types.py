@@ -52,17 +52,8 @@ class Request:
 
 
 # The option of each field of a request.
-OPTIONS = {
-    "framework": "--for",
-    "release": "--for",
-    "as_of": "--as-of",
-    "hardware": "--hardware",
-    "os": "--os",
-    "arch": "--arch",
-    "python": "--python",
-    "cann": "--cann",
-    "driver": "--driver",
-}
+OPTIONS = {"framework": "--for", "release": "--for", "as_of": "--as-of"}
+OPTIONS |= {name: f"--{name}" for name in ("hardware", "os", "arch", "python", "cann", "driver")}
 
 
 def command_for(request: Request) -> tuple[str, ...]:
