@@ -21,7 +21,8 @@ from npuenv.matrix.tables import FRAMEWORK_FILES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.matrix.rows import Recipe, RecipePin, Row
+    from npuenv.matrix.load import Row
+    from npuenv.matrix.rows import Recipe, RecipePin
     from npuenv.matrix.tables import Matrix
 
 _ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import Built, Cann, Row, VllmAscend
+    from npuenv.matrix.load import Row
+    from npuenv.matrix.rows import Built, Cann, VllmAscend
 
 _PYTHON_MARKER = re.compile(r' python_version (>=|<=|==|!=|<|>) "([0-9.]+)"')
 _OF_THE_RECIPE = ("release", "as_of")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import RecipeOverride, Row, TorchNpu, VllmAscend
+    from npuenv.matrix.load import Row
+    from npuenv.matrix.rows import RecipeOverride, TorchNpu, VllmAscend
 
 
 def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:

@@ -23,7 +23,7 @@ from npuenv.core.messages import Message
 from npuenv.core.versions import specifier
 from npuenv.index.metadata import Requires, Unreadable, metadata_requires
 from npuenv.maintain.refresh.release import flat
-from npuenv.matrix.rows import ReleaseImage, Row
+from npuenv.matrix.rows import ReleaseImage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
     from npuenv.index.pages import Indexes, IndexFile
+    from npuenv.matrix.load import Row
     from npuenv.matrix.tables import Matrix
 
 
