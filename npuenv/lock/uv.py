@@ -41,7 +41,7 @@ _UV_GLIBC = (17, 28, *range(31, 41))
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by the Y of glibc 2.Y
 
 
-def glibc_minor(platform: Platform) -> int:
+def _glibc_minor(platform: Platform) -> int:
     """The Y of the platform's glibc 2.Y. Raises: BadInput for an invalid version, or one older than any wheel's."""
     major, _, minor = platform.glibc.partition(".")
     if major != "2" or not minor.isdecimal() or int(minor) < _UV_GLIBC[0]:
@@ -54,7 +54,7 @@ def uv_platform(platform: Platform) -> str:
 
     Example: aarch64, glibc 2.30 -> "aarch64-manylinux_2_28"
     """
-    minor = max(known for known in _UV_GLIBC if known <= glibc_minor(platform))
+    minor = max(known for known in _UV_GLIBC if known <= _glibc_minor(platform))
     return f"{platform.arch}-manylinux_2_{minor}"
 
 
@@ -65,7 +65,7 @@ def platform_tags(platform: Platform) -> dict[Tag, int]:
     """
     major, minor = (int(part) for part in platform.python.split("."))
     names = []
-    for glibc in range(glibc_minor(platform), 4, -1):
+    for glibc in range(_glibc_minor(platform), 4, -1):
         names.append(f"manylinux_2_{glibc}_{platform.arch}")
         names += [f"{_OLD_NAMES[glibc]}_{platform.arch}"] if glibc in _OLD_NAMES else []
     names.append(f"linux_{platform.arch}")
@@ -136,20 +136,10 @@ def _record_hash(text: str) -> str:
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-RESOLVE_TIMEOUT_S = 600.0
+_RESOLVE_TIMEOUT_S = 600.0
 PROJECT = "npuenv-lock"
 _CACHE_MISS = "network was disabled"
-_OUT_OF_REACH = (
-    "dns error",
-    "Connect",
-    "timed out",
-    "Connection refused",
-    "Network is unreachable",
-    "connection error",
-    _CACHE_MISS,
-)
-
-
+_OUT_OF_REACH = ("dns error", "Connect", "timed out", "Network is unreachable", "connection error", _CACHE_MISS)
 # uv wraps its messages at the width of COLUMNS; they are parsed line by line.
 _PLAIN = {"COLUMNS": "100000", "NO_COLOR": "1"}
 
@@ -182,7 +172,7 @@ class Resolver:
         unset = tuple(option for name in stale for option in ("-u", name))
         options = (*(() if is_cut_off else uv_settings.options), *(("--offline",) if self.is_offline else ()))
         command = ("env", *unset, self.uv, *argv, *options)
-        return self.host.run(command, timeout_s=RESOLVE_TIMEOUT_S, env={**_PLAIN, **variables, **(env or {})})
+        return self.host.run(command, timeout_s=_RESOLVE_TIMEOUT_S, env={**_PLAIN, **variables, **(env or {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +184,7 @@ class Supply:
 
 
 def pip_compile(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path, *output: str) -> Ran:
-    """Writes the inputs into an empty folder and runs `uv pip compile` on them; `output` are options of the output."""
+    """Writes the inputs into a folder and runs `uv pip compile` on them; `output` are options of the output."""
     return resolver.run(
         ("pip", "compile", "--no-header", *output, *write_inputs(inputs, supply, resolver, folder)),
         env=environ(resolver, folder),
@@ -249,13 +239,8 @@ def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Pat
     (folder / "pyproject.toml").write_text(_project(inputs, supply, resolver), encoding="utf-8")
     bounds = ("-c", str(folder / "constrain.txt"), "--overrides", str(folder / "replace.txt"))
     files = ("--excludes", str(folder / "exclude.txt"), str(folder / "pyproject.toml"))
-    return (
-        *platform_options(inputs.platform),
-        *_age_options(inputs),
-        *_without_requirements(inputs, folder),
-        *bounds,
-        *files,
-    )
+    of_inputs = (*_age_options(inputs), *_without_requirements(inputs, folder))
+    return (*platform_options(inputs.platform), *of_inputs, *bounds, *files)
 
 
 def environ(resolver: Resolver, folder: Path) -> dict[str, str]:
