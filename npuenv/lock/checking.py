@@ -73,7 +73,7 @@ def require_sources(
     of the packages to look up; None: all.
     """
     labelled = [package for package in lock.packages if package.index and (only is None or package.name in only)]
-    found = wheels_in_links(resolver.host, resolver.settings, [(p.name, p.version) for p in labelled], stack.platform)
+    found = wheels_in_links(resolver, labelled, stack.platform)
     for package in labelled:
         if package.name in found:
             continue

@@ -132,9 +132,7 @@ def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
     """The locations of the pins that have an index of their own: find-links, that index, or none."""
     built = {source.name.lower() for source in stack.git_sources}
     labelled = [pin for pin in stack.pins if pin.is_python and pin.index and pin.name not in built]
-    in_links = wheels_in_links(
-        resolver.host, resolver.settings, [(pin.name, pin.version) for pin in labelled], stack.platform
-    )
+    in_links = wheels_in_links(resolver, labelled, stack.platform)
     missing, on_index = [], {}
     for pin in (pin for pin in labelled if pin.name not in in_links):
         assert pin.index is not None
