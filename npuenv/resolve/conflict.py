@@ -12,6 +12,7 @@ added back.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -184,9 +185,7 @@ def _greedy(needed: Sequence[frozenset[str]]) -> frozenset[str]:
     chosen: list[str] = []
     left = list(needed)
     while left:
-        counts: dict[str, int] = {}
-        for key in itertools.chain.from_iterable(left):
-            counts[key] = counts.get(key, 0) + 1
+        counts = Counter(itertools.chain.from_iterable(left))
         best = min(counts, key=lambda key: (-counts[key], key))
         chosen.append(best)
         left = [each for each in left if best not in each]
@@ -257,11 +256,7 @@ def _ways_out(
     found = tuple(itertools.islice(_resolved(evaluated, request, matrix), _MAX_SUGGESTIONS))
     if len(found) >= _ENOUGH:
         return found
-    sufficient = [
-        _relaxed_fields(clashes)
-        for candidate, clashes in evaluated
-        if _is_relaxation(candidate, clashes, request, matrix)
-    ]
+    sufficient = [fields for _, fields in _relaxations(evaluated, request, matrix)]
     everything = [*evaluated, *evaluate(others, request, matrix, sufficient)]
     return tuple(itertools.islice(_resolved(everything, request, matrix), _MAX_SUGGESTIONS))
 
@@ -274,14 +269,11 @@ def _without_pins(request: Request, changed: Request, matrix: Matrix) -> tuple[W
 
 
 def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix) -> Iterator[WayOut]:
+    wanted = recipe_named(request.stack, matrix) if request.stack else None
     offers: dict[frozenset[str], tuple[int, int, Request]] = {}
-    for position, (candidate, clashes) in enumerate(evaluated):
-        if not _is_relaxation(candidate, clashes, request, matrix):
-            continue
-        fields = _relaxed_fields(clashes)
-        cost = sum(_cost(field) for field in fields) + (
-            _OTHER_FRAMEWORK if _is_other_framework(candidate, request, matrix) else 0
-        )
+    for position, (candidate, fields) in enumerate(_relaxations(evaluated, request, matrix)):
+        is_other = wanted is not None and candidate.recipe.framework != wanted.framework
+        cost = sum(_cost(field) for field in fields) + (_OTHER_FRAMEWORK if is_other else 0)
         changed = _relaxed(request, candidate, fields, matrix)
         if not says_something(changed):
             fields |= {"framework"}  # the request named only pins
@@ -297,23 +289,17 @@ def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix) 
             yield way
 
 
-def _is_relaxation(candidate: Candidate, clashes: Sequence[Clash], request: Request, matrix: Matrix) -> bool:
-    """Whether a candidate clashes only with the request, not with the matrix."""
-    return all(each.rule == "request" for each in clashes) and _has_requested_device(candidate, request, matrix)
-
-
-def _relaxed_fields(clashes: Sequence[Clash]) -> frozenset[str]:
-    return frozenset(str(each.says.args["field"]) for each in clashes)
+def _relaxations(
+    evaluated: Sequence[Evaluated], request: Request, matrix: Matrix
+) -> Iterator[tuple[Candidate, frozenset[str]]]:
+    """The candidates that clash only with the request, not with the matrix, each with the fields it does not meet."""
+    for candidate, clashes in evaluated:
+        if all(each.rule == "request" for each in clashes) and _has_requested_device(candidate, request, matrix):
+            yield candidate, frozenset(str(each.says.args["field"]) for each in clashes)
 
 
 def _cost(field: str) -> int:
     return _COST[field.split(".")[0]]
-
-
-def _is_other_framework(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
-    """Whether a candidate is of another framework than the requested stack."""
-    wanted = recipe_named(request.stack, matrix) if request.stack else None
-    return wanted is not None and candidate.recipe.framework != wanted.framework
 
 
 def _has_requested_device(candidate: Candidate, request: Request, matrix: Matrix) -> bool:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-# The releases of these are recorded in tables of their own, not with the stacks.
-_WITH_KEYS = ("verl",)
 FRAMEWORKS = (
     "verl", "roll", "vllm-ascend", "torch-npu", "cpu", "sglang", "veomni", "vime", "ms-swift", "llama-factory",
 )  # fmt: skip
@@ -100,7 +98,8 @@ def _with_release(request: Request, matrix: Matrix) -> Request:
     found = next((each for each in known if each in (request.release, wanted) or _is_equal(each, wanted)), None)
     if found is None:
         error = _unknown(request.release, tuple(known), "release")
-        if name in _WITH_KEYS and any(_is_equal(each, wanted) for each in known_releases(name)):
+        # Of verl, releases without a stack are recorded too, in a table of their own.
+        if name == "verl" and any(_is_equal(each, wanted) for each in known_releases(name)):
             args = {"framework": name, "release": wanted}
             raise BadInput(Message("resolve.release-without-stack", args), error.hint)
         raise error
