@@ -316,8 +316,8 @@ def _target(request: InstallRequest, options: InstallOptions) -> EnvironmentPlac
 def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, *, python: str) -> Tools:
     resolver, bundle = request.resolver, request.bundle
     given = {**(bundle.sources if bundle else {}), **options.given}
-    labelled = [(package.name, package.version) for package in request.lock.packages if package.index]
-    links = wheels_in_links(resolver.host, resolver.settings, labelled, request.stack.platform)
+    labelled = (package for package in request.lock.packages if package.index)
+    links = wheels_in_links(resolver, labelled, request.stack.platform)
     tools = Tools(
         base_python=python,
         uv=resolver.uv,

@@ -25,10 +25,9 @@ from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import newer_release
 from npuenv.resolve import resolve as solve
-from npuenv.resolve.candidate import by_preference, is_candidate_release
-from npuenv.resolve.conflict import command_for as words_of
 from npuenv.resolve.request import ARCHITECTURES, checked, filled_from_host, in_normal_form, with_hardware_of_cards
-from npuenv.resolve.types import Conflict, Request, Stack
+from npuenv.resolve.search import by_preference
+from npuenv.resolve.types import Conflict, Request, Stack, command_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,7 +93,7 @@ def choose_stack(request: Request, matrix: Matrix, local_folder: Path) -> Stack 
 
 def _others(request: Request, matrix: Matrix) -> Iterator[Stack]:
     for recipe in by_preference(checked(request, matrix), matrix)[0]:
-        if is_candidate_release(recipe):
+        if recipe.is_release_candidate:
             continue
         result = solve(replace(request, stack=recipe.id), matrix)
         if isinstance(result, Stack):
@@ -238,7 +237,7 @@ def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
     # What a host told, it tells the next command too.
     of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
     typed = replace(request, **of_host)
-    named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
+    named = command_for(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
     yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
     yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})
 

@@ -65,8 +65,7 @@ def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Inde
     The lock knows the hash of each. Raises: CannotTell if an index is unreachable, NothingFits for a package without
     such a file on any index.
     """
-    labelled = [(package.name, package.version) for package in lock.packages if package.index]
-    in_links = wheels_in_links(resolver.host, resolver.settings, labelled, platform)
+    in_links = wheels_in_links(resolver, (package for package in lock.packages if package.index), platform)
     groups: dict[tuple[str | None, bool], list[LockedPackage]] = {}
     for package in lock.packages:
         groups.setdefault((package.index, package.index is not None and package.name in in_links), []).append(package)

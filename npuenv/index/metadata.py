@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import posixpath
 import re
 import tarfile
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 _EMPTY_BRANCH = re.compile(r"if _no_device\(\):\s+requirements = _read_requirements\(\s*[\"']([^\"']+)[\"']")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _MAX_NESTING = 8
+MAX_FILE = 2 * 1024**2  # bytes of one file that is read; the largest one upstream has 60 KB
+_MAX_MEMBER = 256 * 1024**2  # bytes that any member may claim to have
+_MAX_UNPACKED = 1024**3  # bytes of a complete sdist; vllm 0.30.0 has 150 MB
+_MAX_MEMBERS = 100_000
 
 
 class Unreadable(ValueError):
@@ -101,30 +106,6 @@ def requirement_lines(texts: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(_lines(texts, name, 0))
 
 
-def first_block(requires: Sequence[str], stops: frozenset[str]) -> tuple[str, ...]:
-    """The requirements before the first one whose name is in `stops`."""
-    block: list[str] = []
-    for line in requires:
-        if distribution(line) in stops:
-            break
-        block.append(line)
-    return tuple(block)
-
-
-def distribution(requirement: str) -> str:
-    """The normalised distribution name of a requirement."""
-    return canonicalize_name(Requirement(requirement).name)
-
-
-def specifier_of(requires: Sequence[str], name: str) -> str:
-    """The specifier for a package outside of extras, like `==2.8.0`; "" if it is not required or unbounded."""
-    for line in requires:
-        requirement = Requirement(line)
-        if canonicalize_name(requirement.name) == name and "extra ==" not in str(requirement.marker or ""):
-            return str(requirement.specifier)
-    return ""
-
-
 def _lines(texts: Mapping[str, str], name: str, depth: int) -> Iterator[str]:
     if name not in texts or depth > _MAX_NESTING:
         raise Unreadable(name)
@@ -146,30 +127,26 @@ def _normal(line: str, file: str) -> str:
         raise Unreadable(f"{file}: {line[:200]}") from None
 
 
-MAX_FILE = 2 * 1024**2  # bytes of one file that is read; the largest one upstream has 60 KB
-MAX_MEMBER = 256 * 1024**2  # bytes that any member may claim to have
-MAX_UNPACKED = 1024**3  # bytes of a complete sdist; vllm 0.30.0 has 150 MB
-MAX_MEMBERS = 100_000
+def first_block(requires: Sequence[str], stops: frozenset[str]) -> tuple[str, ...]:
+    """The requirements before the first one whose name is in `stops`."""
+    return tuple(itertools.takewhile(lambda line: distribution(line) not in stops, requires))
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that fails after `limit` bytes: no source archive unpacks to more."""
-
-    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
-        self._stream, self._limit, self._left = stream, limit, limit
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise Unreadable(f"> {self._limit} bytes unpacked")
-        return data
+def distribution(requirement: str) -> str:
+    """The normalised distribution name of a requirement."""
+    return canonicalize_name(Requirement(requirement).name)
 
 
-def sdist_texts(stream: IO[bytes], wanted: Iterable[str], *, max_unpacked: int = MAX_UNPACKED) -> dict[str, str]:
+def specifier_of(requires: Sequence[str], name: str) -> str:
+    """The specifier for a package outside of extras, like `==2.8.0`; "" if it is not required or unbounded."""
+    for line in requires:
+        requirement = Requirement(line)
+        if canonicalize_name(requirement.name) == name and "extra ==" not in str(requirement.marker or ""):
+            return str(requirement.specifier)
+    return ""
+
+
+def sdist_texts(stream: IO[bytes], wanted: Iterable[str], *, max_unpacked: int = _MAX_UNPACKED) -> dict[str, str]:
     """Path inside the sdist (without its top folder) -> text, for each file that matches one of the patterns.
 
     `wanted`: patterns as in `fnmatch`, like "Dockerfile*"; a `*` does not cross a `/`. `max_unpacked`: bytes of the
@@ -184,9 +161,10 @@ def sdist_texts(stream: IO[bytes], wanted: Iterable[str], *, max_unpacked: int =
         ):
             for number, member in enumerate(archive):
                 path = _inside(member.name)
-                if number > MAX_MEMBERS or member.size > MAX_MEMBER:
+                if number > _MAX_MEMBERS or member.size > _MAX_MEMBER:
                     raise Unreadable(f"{member.name[:200]}: {member.size} bytes")
-                if any(_matches(path, pattern) for pattern in patterns):
+                depth = path.count("/")
+                if any(depth == pattern.count("/") and fnmatchcase(path, pattern) for pattern in patterns):
                     texts[path] = _text(archive, member)
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise Unreadable(str(error)[:200] or type(error).__name__) from error
@@ -218,10 +196,6 @@ def _inside(name: str) -> str:
     return str(PurePosixPath(*path.parts[1:]))
 
 
-def _matches(path: str, pattern: str) -> bool:
-    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
-
-
 def _text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     if not member.isreg() or member.size > MAX_FILE:
         raise Unreadable(f"{member.name[:200]}: {member.size} bytes, type {member.type!r}")
@@ -237,3 +211,20 @@ def _decoded(data: bytes, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Unreadable(f"{name[:200]}: {error.reason}") from error
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that fails after `limit` bytes: no source archive unpacks to more."""
+
+    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
+        self._stream, self._limit, self._left = stream, limit, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise Unreadable(f"> {self._limit} bytes unpacked")
+        return data

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import enum
 import re
-import shlex
 import tempfile
 from dataclasses import dataclass, replace
-from importlib.metadata import Distribution, PathDistribution, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,18 +24,19 @@ from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.pip import local_folder, without_secrets
 from npuenv.host import PathState
-from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof
+from npuenv.lock.export import fill_command
+from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof, platform_parts
 from npuenv.lock.uv import Resolver, deciding_line, is_out_of_reach, list_exact, probe, wheels_in_links
-from npuenv.resolve.conflict import command_for
-from npuenv.resolve.types import Platform, Request
+from npuenv.resolve.types import Platform
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from importlib.metadata import Distribution
 
     from npuenv.facts.pip import PipSettings
     from npuenv.host import Ran
     from npuenv.lock.file import LockedPackage
-    from npuenv.resolve.types import Stack
+    from npuenv.resolve.types import Request, Stack
 
 
 def require_complete(lock: Lock, resolver: Resolver, request: Request | None = None) -> None:
@@ -46,11 +45,8 @@ def require_complete(lock: Lock, resolver: Resolver, request: Request | None = N
     `request`: the request that the lock's stack was resolved from, for the command that completes the lock.
     """
     if lock.status == IMPOSSIBLE:
-        args = {
-            "stack": lock.stack,
-            "platform": lock.platform,
-            "why": why_impossible(lock.proof, lock.missing[0].detail),
-        }
+        why = why_impossible(lock.proof, lock.missing[0].detail)
+        args = {"stack": lock.stack, "platform": lock.platform, "why": why}
         raise NothingFits(Message("lock.impossible", args), Message("lock.impossible-hint"))
     if lock.missing:
         why = tuple(why_missing(each, resolver) for each in lock.missing)
@@ -58,18 +54,6 @@ def require_complete(lock: Lock, resolver: Resolver, request: Request | None = N
             Message("lock.partial", {"stack": lock.stack, "platform": lock.platform, "why": why}),
             Message("lock.fill-it", {"command": fill_command(lock, request)}),
         )
-
-
-def fill_command(lock: Lock, request: Request | None = None) -> str:
-    """The command that completes a lock.
-
-    It names architecture and Python even if they are this machine's, because the index may be reachable from another
-    machine only.
-    """
-    arch, tag = lock.platform.split("-")[:2]
-    python = f"{tag[2]}.{tag[3:]}"  # cp311
-    argv = command_for(replace(request or Request(), stack=lock.stack, arch=arch, python=python))
-    return shlex.join(("npuenv", "lock", lock.stack, "--fill", *argv[3:]))
 
 
 def why_impossible(proof: Sequence[Proof], detail: str) -> tuple[Message, ...]:
@@ -89,7 +73,7 @@ def require_sources(
     of the packages to look up; None: all.
     """
     labelled = [package for package in lock.packages if package.index and (only is None or package.name in only)]
-    found = wheels_in_links(resolver.host, resolver.settings, [(p.name, p.version) for p in labelled], stack.platform)
+    found = wheels_in_links(resolver, labelled, stack.platform)
     for package in labelled:
         if package.name in found:
             continue
@@ -144,9 +128,7 @@ class VerifiedPackage:
 def verify_lock(lock: Lock, resolver: Resolver) -> tuple[VerifiedPackage, ...]:
     """Every package of a lock with its offer, in the lock's order."""
     with_hash = [package for package in lock.packages if package.sha256]
-    found = {
-        p.name: VerifiedPackage(p.name, p.version, Availability.NO_HASH, p.index) for p in lock.packages if not p.sha256
-    }
+    found = {p.name: _verified(p, Availability.NO_HASH) for p in lock.packages if not p.sha256}
     for label in sorted({package.index or "" for package in with_hash}):
         group = [package for package in with_hash if (package.index or "") == label]
         found |= _verify_group(group, label, lock.platform, resolver)
@@ -246,8 +228,8 @@ def _query(
 
 def _platform_of(tag: str) -> Platform:
     """The platform of a tag like `aarch64-cp311-glibc2.28`."""
-    arch, python, glibc = tag.split("-")
-    return Platform(arch, f"{python[2]}.{python[3:]}", glibc=glibc.removeprefix("glibc"))
+    arch, python, glibc = platform_parts(tag)
+    return Platform(arch, python, glibc=glibc)
 
 
 def _compare(package: LockedPackage, offered: Mapping[str, frozenset[str]], messages: str) -> VerifiedPackage:
@@ -287,6 +269,8 @@ class Inconsistency:
 
 def find_inconsistencies(folder: Path, stack: Stack, lock: Lock) -> tuple[Inconsistency, ...]:
     """The differences between a folder of installed distributions and the lock, and all unmet requirements."""
+    from importlib.metadata import distributions  # 15 ms, and an installation does not need it
+
     named = [each for each in distributions(path=[str(folder)]) if _has_name(each)]
     installed = {versions.normalised(each.metadata["Name"]): each for each in named}
     found = {name: each.version for name, each in installed.items()}
@@ -300,6 +284,8 @@ def _has_name(distribution: Distribution) -> bool:
 
 
 def _nameless(folder: Path) -> Iterator[Inconsistency]:
+    from importlib.metadata import PathDistribution
+
     for path in sorted(folder.glob("*.dist-info")):
         if not _has_name(PathDistribution(path)):
             yield Inconsistency(path.name, Message("consistent.no-metadata", {"folder": path.name}), None)

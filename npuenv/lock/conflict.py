@@ -1,4 +1,4 @@
-"""Finds the smallest set of a stack's own requirements that clash.
+"""Why a set of packages may not be: what no NPU environment may contain, and the smallest clashing requirements.
 
 uv's error names packages; users need the requirements and their origins. Requirements are dropped one by one as long as
 uv still finds no solution. Each error names the packages of one contradiction, so that most lines can be dropped at
@@ -18,20 +18,96 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from npuenv.core.shellwords import ARCHES
-from npuenv.lock.file import Proof
+from npuenv.lock.file import STACK, Proof
 from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, InputLine, Inputs
 from npuenv.lock.uv import Resolver, Supply, is_cache_miss, is_out_of_reach, pip_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from npuenv.lock.file import LockedPackage
     from npuenv.resolve.types import Platform
 
-MAX_RUNS = 80
-MAX_SECONDS = 120.0
+
+_CUDA = re.compile(r"nvidia-.+|cuda-.+|cupy|cupy-cuda.+|.+-cu1[1-9]\d*")
+# Pure Python bindings to a library that comes with the NVIDIA driver; monitoring tools often require them.
+_HARMLESS = frozenset({"nvidia-ml-py"})
+
+
+def unwanted(packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[LockedPackage, ...]:
+    """The packages of a set that no NPU environment may contain; () if there are none.
+
+    Packages that the stack's own recipe names are allowed: that is a published choice (nvidia-modelopt, pure Python),
+    not a side effect of a dependency.
+    """
+    own = {line.name for line in inputs.lines if line.kind == REQUIRE and not line.is_dependency}
+    bad = [each for each in packages if _CUDA.fullmatch(each.name) and each.name not in own | _HARMLESS]
+    if any(each.name == "triton-ascend" for each in packages):
+        bad += [each for each in packages if each.name == "triton"]
+    return tuple(bad)
+
+
+def pulled_in_by(bad: Sequence[LockedPackage], packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[Proof, ...]:
+    """For each package or line that requires unwanted packages, the first of those. CUDA packages require each other;
+    such pairs are left out.
+    """
+    versions = {package.name: package.version for package in packages}
+    others = versions.keys() - {package.name for package in bad}
+    proofs: dict[str, Proof] = {}
+    for each in bad:
+        who = [f"{name}=={versions[name]} (Requires-Dist)" for name in each.why if name in others]
+        if STACK in each.why:
+            who += [line.source for line in inputs.lines if line.kind == REQUIRE and line.name == each.name]
+        for source in who:
+            proofs.setdefault(source, Proof(f"{each.name}=={each.version}", source))
+    return tuple(proofs.values())
+
+
+_MAX_RUNS = 80
+_MAX_SECONDS = 120.0
 _MAX_OVERRIDES = 8  # overrides that are tried; each costs a resolution of the complete set
 _ANY_GLIBC = "2.40"
 _PYTHONS = ("3.14", "3.13", "3.12", "3.11", "3.10", "3.9")
+
+
+def prove(inputs: Inputs, supply: Supply, resolver: Resolver, complaint: str) -> tuple[Proof, ...]:
+    """The smallest clashing set of lines; without any one of them uv finds a solution or fails for another reason.
+
+    `complaint`: uv's error for the complete set. Empty if the search ran out of runs or of time, or no index could be
+    reached.
+    """
+    runs = _UvRuns(supply, resolver)
+    fixed = [line for line in inputs.lines if line.kind not in (REQUIRE, CONSTRAIN, NEWEST)]
+    loose = [line for line in inputs.lines if line.kind in (REQUIRE, CONSTRAIN, NEWEST)]
+    try:
+        lines = smallest(lambda some: runs.complaint(_only(inputs, some, fixed)), loose, complaint)
+        clash = _only(inputs, lines, fixed)
+        members = [line.proof for line in lines] + [line.proof for line in _clashing_overrides(clash, runs)]
+        return (*members, *_clashing_platform(clash, runs))
+    except _Spent:
+        return ()
+
+
+def single_overrides(
+    inputs: Inputs, supply: Supply, resolver: Resolver, proof: Sequence[Proof]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Overrides that each alone make the complete set resolve: (requirement, sources of the requirements it overrides).
+
+    Each was resolved before it is returned. numpy is never overridden: it is bounded only.
+    """
+    runs = _UvRuns(supply, resolver)
+    clash = replace(inputs, lines=tuple(line for line in inputs.lines if line.proof in proof or line.kind == REPLACE))
+    found = []
+    try:
+        for text in list(_candidate_overrides(clash, runs.complaint(clash) or ""))[:_MAX_OVERRIDES]:
+            changed = replace(inputs, lines=(*inputs.lines, InputLine(REPLACE, text, "")))
+            if runs.complaint(changed) is None:
+                name = canonicalize_name(Requirement(text).name)
+                over = tuple(line.source for line in clash.lines if line.name == name and line.text != text)
+                found.append((text, over))
+    except _Spent:
+        pass  # overrides found so far were tested and are valid
+    return tuple(found)
 
 
 class _Spent(Exception):
@@ -44,8 +120,8 @@ class _UvRuns:
 
     supply: Supply
     resolver: Resolver
-    max_runs: int = MAX_RUNS
-    ends: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
+    max_runs: int = _MAX_RUNS
+    ends: float = field(default_factory=lambda: time.monotonic() + _MAX_SECONDS)
     results: dict[Inputs, str | None] = field(default_factory=dict)
 
     def complaint(self, inputs: Inputs) -> str | None:
@@ -69,24 +145,6 @@ class _UvRuns:
         return ran.err
 
 
-def prove(inputs: Inputs, supply: Supply, resolver: Resolver, complaint: str) -> tuple[Proof, ...]:
-    """The smallest clashing set of lines; without any one of them uv finds a solution or fails for another reason.
-
-    `complaint`: uv's error for the complete set. Empty if the search ran out of runs or of time, or no index could be
-    reached.
-    """
-    runs = _UvRuns(supply, resolver)
-    fixed = [line for line in inputs.lines if line.kind not in (REQUIRE, CONSTRAIN, NEWEST)]
-    loose = [line for line in inputs.lines if line.kind in (REQUIRE, CONSTRAIN, NEWEST)]
-    try:
-        lines = smallest(lambda some: runs.complaint(_only(inputs, some, fixed)), loose, complaint)
-        clash = _only(inputs, lines, fixed)
-        members = [line.proof for line in lines] + [line.proof for line in _clashing_overrides(clash, runs)]
-        return (*members, *_clashing_platform(clash, runs))
-    except _Spent:
-        return ()
-
-
 def smallest(
     complain: Callable[[Sequence[InputLine]], str | None], lines: Sequence[InputLine], complaint: str
 ) -> list[InputLine]:
@@ -107,28 +165,6 @@ def smallest(
         else:
             rest = _narrowed(complain, needed, others, error)
     return needed
-
-
-def single_overrides(
-    inputs: Inputs, supply: Supply, resolver: Resolver, proof: Sequence[Proof]
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Overrides that each alone make the complete set resolve: (requirement, sources of the requirements it overrides).
-
-    Each was resolved before it is returned. numpy is never overridden: it is bounded only.
-    """
-    runs = _UvRuns(supply, resolver)
-    clash = replace(inputs, lines=tuple(line for line in inputs.lines if line.proof in proof or line.kind == REPLACE))
-    found = []
-    try:
-        for text in list(_candidate_overrides(clash, runs.complaint(clash) or ""))[:_MAX_OVERRIDES]:
-            changed = replace(inputs, lines=(*inputs.lines, InputLine(REPLACE, text, "")))
-            if runs.complaint(changed) is None:
-                name = canonicalize_name(Requirement(text).name)
-                over = tuple(line.source for line in clash.lines if line.name == name and line.text != text)
-                found.append((text, over))
-    except _Spent:
-        pass  # overrides found so far were tested and are valid
-    return tuple(found)
 
 
 def _narrowed(

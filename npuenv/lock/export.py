@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.writing import sha256_of
+from npuenv.lock.file import platform_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from npuenv.lock.file import Lock, LockedPackage
+    from npuenv.resolve.types import Request
 
 PYLOCK = "pylock.toml"  # the file name that installers look for
 _SDIST_ENDS = (".tar.gz", ".zip")
@@ -63,12 +67,12 @@ def pylock_toml(lock: Lock, files: Mapping[str, str]) -> str:
         raise BadInput(
             Message("lock.bundle-lacks", {"what": tuple(lacking)}), Message("lock.bundle-hint", {"stack": lock.stack})
         )
-    arch, python, _ = lock.platform.split("-")
-    major, minor = python[2], int(python[3:])
+    arch, python, _ = platform_parts(lock.platform)
+    major, _, minor = python.partition(".")
     lines = [
         'lock-version = "1.0"',
-        f"environments = [{_quoted(marker(arch, f'{major}.{minor}'))}]",
-        f'requires-python = ">={major}.{minor},<{major}.{minor + 1}"',
+        f"environments = [{_quoted(marker(arch, python))}]",
+        f'requires-python = ">={python},<{major}.{int(minor) + 1}"',
         'created-by = "npuenv"',
     ]
     for package in lock.packages:
@@ -100,12 +104,23 @@ def require_hashes(lock: Lock) -> None:
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
-        from npuenv.lock.checking import fill_command  # imports the resolver, which no export needs
-
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),
             Message("lock.fill-it", {"command": fill_command(lock)}),
         )
+
+
+def fill_command(lock: Lock, request: Request | None = None) -> str:
+    """The command that completes a lock.
+
+    It names architecture and Python even if they are this machine's, because the index may be reachable from another
+    machine only.
+    """
+    from npuenv.resolve.types import Request, command_for  # loads the resolver, which no export needs
+
+    arch, python, _ = platform_parts(lock.platform)
+    argv = command_for(replace(request or Request(), stack=lock.stack, arch=arch, python=python))
+    return shlex.join(("npuenv", "lock", lock.stack, "--fill", *argv[3:]))
 
 
 def _built(lock: Lock) -> list[str]:

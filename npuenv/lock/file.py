@@ -13,71 +13,25 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.documents import TomlError, parse_toml, read_bytes
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
-SEAL_DIGITS = 8  # one accidental change in four thousand million passes a seal, and none the digest
-
-
-class _Flaw(NamedTuple):
-    """A block whose seal does not match, or the head if only the digest of the file does not."""
-
-    line: int  # its first one, from 1
-    kind: str  # "package"; "" for the head
-    name: str  # the value of its `name` or `requirement`; "" if there is none
-    is_sealed: bool  # its own seal matches: it is the head, and tables were moved or taken away
-
-
-def _with_seals(head: Sequence[str], tables: Sequence[Sequence[str]]) -> str:
-    """The text of a file, with a seal at the end of each block and the digest in the head."""
-    sealed = [_with_seal(lines) for lines in tables]
-    unsigned = _joined([list(head), *sealed])
-    return _joined([_with_seal([*head, f'digest = "{_hex(unsigned)}"']), *sealed])
-
-
-def _first_flaw(text: str) -> _Flaw | None:
-    """The first block of a file that was edited; None if the file is as it was written."""
-    lines = text.split("\n")
-    starts = [0, *(number for number, line in enumerate(lines) if number and line.lstrip().startswith("[["))]
-    blocks = [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
-    for start, block in zip(starts, blocks, strict=True):
-        if block != [*_with_seal(block[:-2]), ""]:
-            kind = re.match(r"\s*\[\[(.*?)\]\]", block[0])
-            name = re.search(r'^(?:name|requirement) = "(.*)"$', "\n".join(block), re.MULTILINE)
-            return _Flaw(start + 1, kind[1] if kind else "", name[1] if name else "", False)
-    head, *tables = (block[:-1] for block in blocks)
-    content = _joined([[line for line in head[:-1] if not line.startswith("digest = ")], *tables])
-    return None if f'digest = "{_hex(content)}"' in head else _Flaw(1, "", "", True)
-
-
-def _with_seal(lines: Sequence[str]) -> list[str]:
-    return [*lines, f'seal = "{_hex(_joined([lines]))[:SEAL_DIGITS]}"']
-
-
-def _joined(blocks: Sequence[Sequence[str]]) -> str:
-    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
-
-
-def _hex(text: str) -> str:
-    # A lone surrogate cannot come from a file read as UTF-8, but may come from a resolver's message.
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-DOES_NOT_RESOLVE = "does-not-resolve"
 # 2: each table has a seal. A reader of schema 1 would accept an edited file.
 SCHEMA = 2
 _MOST_BYTES = 16 * 1024**2  # one of 250 packages with every hash has 0.5 MB
+_SEAL_DIGITS = 8  # one accidental change in four thousand million passes a seal, and none the digest
+DOES_NOT_RESOLVE = "does-not-resolve"
 COMPLETE, PARTIAL, IMPOSSIBLE = STATUSES = ("complete", "partial", "impossible")
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
 STACK = "stack"  # in `why`: the stack itself requires the package
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +132,17 @@ class Lock:
         return next((package for package in self.packages if package.name == name), None)
 
 
+def platform_parts(tag: str) -> tuple[str, str, str]:
+    """Architecture, Python and glibc of a lock's platform. Example: x86_64-cp311-glibc2.28 -> x86_64, 3.11, 2.28."""
+    arch, python, glibc = tag.split("-")
+    return arch, f"{python[2]}.{python[3:]}", glibc.removeprefix("glibc")
+
+
 def write_lock(lock: Lock) -> str:
-    """The lock as TOML text, the same for the same lock."""
-    return _with_seals(_head(lock), _tables(lock))
+    """The lock as TOML text, the same for the same lock, with a seal on each block and the digest in the head."""
+    head, tables = _head(lock), [_with_seal(lines) for lines in _tables(lock)]
+    digest = _hex(_joined([head, *tables]))
+    return _joined([_with_seal([*head, f'digest = "{digest}"']), *tables])
 
 
 def read_lock(path: Path) -> Lock:
@@ -208,7 +170,7 @@ def parse_lock(text: str, path: str = "lock") -> Lock:
     if table.get("schema") == 1 and "seal" not in table:
         raise BadInput(Message("lock.older-form", {"path": path}), Message("lock.renew", _stack_of(table)))
     if (flaw := _first_flaw(text)) is not None:
-        raise _edited(path, flaw.line, _flaw_message(flaw), _stack_of(table))
+        raise _edited(path, *flaw, _stack_of(table))
     if table.get("schema") != SCHEMA:
         args = {"path": path, "schema": str(table.get("schema")), "known": SCHEMA}
         raise BadInput(Message("lock.other-schema", args))
@@ -221,6 +183,18 @@ def parse_lock(text: str, path: str = "lock") -> Lock:
     if bare is not None:
         raise _edited(path, 1, Message("lock.no-hash", {"name": bare}), _stack_of(table))
     return lock
+
+
+def _edited(path: str, line: int, what: Message, stack: Mapping[str, str] | None = None) -> BadInput:
+    return BadInput(
+        Message("lock.edited", {"path": path, "line": line, "what": what}),
+        Message("lock.renew", stack or {"stack": ""}),
+    )
+
+
+def _stack_of(table: Mapping[str, Any]) -> dict[str, str]:
+    stack = table.get("stack")
+    return {"stack": stack if isinstance(stack, str) else ""}
 
 
 def _lock(table: Mapping[str, Any]) -> Lock:
@@ -251,24 +225,6 @@ def _package(row: Mapping[str, Any]) -> LockedPackage:
 
 def _unsealed(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "seal"}
-
-
-def _edited(path: str, line: int, what: Message, stack: Mapping[str, str] | None = None) -> BadInput:
-    return BadInput(
-        Message("lock.edited", {"path": path, "line": line, "what": what}),
-        Message("lock.renew", stack or {"stack": ""}),
-    )
-
-
-def _flaw_message(flaw: _Flaw) -> Message:
-    if flaw.kind:
-        return Message("lock.table-changed", {"kind": flaw.kind, "name": flaw.name})
-    return Message("lock.tables-moved" if flaw.is_sealed else "lock.head-changed")
-
-
-def _stack_of(table: Mapping[str, Any]) -> dict[str, str]:
-    stack = table.get("stack")
-    return {"stack": stack if isinstance(stack, str) else ""}
 
 
 def _head(lock: Lock) -> list[str]:
@@ -310,24 +266,43 @@ def _tables(lock: Lock) -> list[list[str]]:
     return tables
 
 
-def _table(kind: str, **values: str | int | Iterable[str] | None) -> list[str]:
+def _table(kind: str, **values: str | int | Sequence[str] | None) -> list[str]:
     return [f"[[{kind}]]", *_lines(values)]
 
 
-def _lines(values: Mapping[str, str | int | Iterable[str] | None]) -> list[str]:
-    return [f"{name} = {_value(value)}" for name, value in values.items() if value is not None]
+def _lines(values: Mapping[str, str | int | Sequence[str] | None]) -> list[str]:
+    # JSON writes these values as TOML does, but for the one control character that TOML forbids and JSON leaves alone.
+    texts = {name: _ENCODER.encode(value) for name, value in values.items() if value is not None}
+    return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in texts.items()]
 
 
-def _value(value: str | int | Iterable[str]) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return _quoted(value)
-    return f"[{', '.join(_quoted(item) for item in value)}]"
+def _first_flaw(text: str) -> tuple[int, Message] | None:
+    """The first line of the first block of a file that was edited, and what was; None if the file is as it was written.
+
+    If only the digest of the file does not match, tables were moved or taken away, and the line is the first one.
+    """
+    lines = text.split("\n")
+    starts = [0, *(number for number, line in enumerate(lines) if number and line.lstrip().startswith("[["))]
+    blocks = [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    for start, block in zip(starts, blocks, strict=True):
+        if block != [*_with_seal(block[:-2]), ""]:
+            kind = re.match(r"\s*\[\[(.*?)\]\]", block[0])
+            name = re.search(r'^(?:name|requirement) = "(.*)"$', "\n".join(block), re.MULTILINE)
+            args = {"kind": kind[1] if kind else "", "name": name[1] if name else ""}
+            return start + 1, Message("lock.table-changed", args) if args["kind"] else Message("lock.head-changed")
+    head, *tables = (block[:-1] for block in blocks)
+    content = _joined([[line for line in head[:-1] if not line.startswith("digest = ")], *tables])
+    return None if f'digest = "{_hex(content)}"' in head else (1, Message("lock.tables-moved"))
 
 
-def _quoted(text: str) -> str:
-    # TOML forbids the one control character that JSON does not escape.
-    return _ENCODER.encode(text).replace("\x7f", "\\u007f")
+def _with_seal(lines: Sequence[str]) -> list[str]:
+    return [*lines, f'seal = "{_hex(_joined([lines]))[:_SEAL_DIGITS]}"']
+
+
+def _joined(blocks: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+
+
+def _hex(text: str) -> str:
+    # A lone surrogate cannot come from a file read as UTF-8, but may come from a resolver's message.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

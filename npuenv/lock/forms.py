@@ -95,8 +95,7 @@ def _is_own(project: Path) -> bool:
 
 
 def _project(lock: Lock, platform: Platform, resolver: Resolver) -> str:
-    labelled = [(package.name, package.version) for package in lock.packages if package.index]
-    in_links = wheels_in_links(resolver.host, resolver.settings, labelled, platform)
+    in_links = wheels_in_links(resolver, (package for package in lock.packages if package.index), platform)
     on_index = {p.name: p.index for p in lock.packages if p.index and p.name not in in_links}
     lines = [
         f"{_MARK} {lock.stack} --format uv`; install with `uv sync --frozen --extra {UV_EXTRA}`",

@@ -24,72 +24,33 @@ import npuenv
 from npuenv.core.documents import load_toml
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import Message, say
-from npuenv.lock.conflict import prove, single_overrides
-from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
-from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, ignored_requirements, inputs_of, stand_in_requires
+from npuenv.lock.conflict import prove, pulled_in_by, single_overrides, unwanted
+from npuenv.lock.file import DOES_NOT_RESOLVE, STACK, Lock, LockedPackage, LockedSource, Missing, Proof
+from npuenv.lock.inputs import NEWEST, Inputs, ignored_requirements, inputs_of, stand_in_requires
 from npuenv.lock.uv import (
     PROJECT,
     Resolver,
     Supply,
     deciding_line,
-    environ,
     is_out_of_reach,
+    pip_compile,
     platform_tags,
     probe,
     require_reached,
     undated,
     wheel_fits,
     wheels_in_links,
-    write_inputs,
 )
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from packaging.tags import Tag
 
     from npuenv.host import Ran
     from npuenv.matrix.rows import WheelHash
     from npuenv.resolve.types import Pin, Stack
-
-_CUDA = re.compile(r"nvidia-.+|cuda-.+|cupy|cupy-cuda.+|.+-cu1[1-9]\d*")
-# Pure Python bindings to a library that comes with the NVIDIA driver; monitoring tools often require them.
-_HARMLESS = frozenset({"nvidia-ml-py"})
-
-
-def unwanted(packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[LockedPackage, ...]:
-    """The packages of a set that no NPU environment may contain; () if there are none.
-
-    Packages that the stack's own recipe names are allowed: that is a published choice (nvidia-modelopt, pure Python),
-    not a side effect of a dependency.
-    """
-    own = {line.name for line in inputs.lines if line.kind == REQUIRE and not line.is_dependency}
-    bad = [each for each in packages if _CUDA.fullmatch(each.name) and each.name not in own | _HARMLESS]
-    if any(each.name == "triton-ascend" for each in packages):
-        bad += [each for each in packages if each.name == "triton"]
-    return tuple(bad)
-
-
-def pulled_in_by(bad: Sequence[LockedPackage], packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[Proof, ...]:
-    """For each package or line that requires unwanted packages, the first of those. CUDA packages require each other;
-    such pairs are left out.
-    """
-    versions = {package.name: package.version for package in packages}
-    proofs: dict[str, Proof] = {}
-    for each in bad:
-        who = [
-            f"{name}=={versions[name]} (Requires-Dist)" for name in each.why if name in versions.keys() - _names(bad)
-        ]
-        if STACK in each.why:
-            who += [line.source for line in inputs.lines if line.kind == REQUIRE and line.name == each.name]
-        for source in who:
-            proofs.setdefault(source, Proof(f"{each.name}=={each.version}", source))
-    return tuple(proofs.values())
-
-
-def _names(packages: Sequence[LockedPackage]) -> set[str]:
-    return {package.name for package in packages}
 
 
 Known = dict[tuple[str, ...], str]  # answers of indexes so far: (label, package, version, platform) -> reason
@@ -125,7 +86,7 @@ def solve(stack: Stack, inputs: Inputs, resolver: Resolver, known: Known) -> Sol
     bad = unwanted(packages, inputs)
     if bad:
         what = tuple(f"{package.name} {package.version}" for package in bad)
-        missing = Missing("*", "", "does-not-resolve", detail=say(Message("locking.unwanted", {"what": what})))
+        missing = Missing("*", "", DOES_NOT_RESOLVE, detail=say(Message("locking.unwanted", {"what": what})))
         return Solved((), (missing, *supply.missing), pulled_in_by(bad, packages, inputs))
     attested = {package.name for package in packages if package.witnesses}
     return Solved(packages, tuple(each for each in supply.missing if each.name not in attested))
@@ -171,9 +132,7 @@ def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
     """The locations of the pins that have an index of their own: find-links, that index, or none."""
     built = {source.name.lower() for source in stack.git_sources}
     labelled = [pin for pin in stack.pins if pin.is_python and pin.index and pin.name not in built]
-    in_links = wheels_in_links(
-        resolver.host, resolver.settings, [(pin.name, pin.version) for pin in labelled], stack.platform
-    )
+    in_links = wheels_in_links(resolver, labelled, stack.platform)
     missing, on_index = [], {}
     for pin in (pin for pin in labelled if pin.name not in in_links):
         assert pin.index is not None
@@ -207,14 +166,13 @@ def _resolve(
     inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path
 ) -> tuple[list[LockedPackage], Ran | None]:
     """The packages of the set without labels, or none and the failed run of uv."""
-    options = write_inputs(inputs, supply, resolver, folder)
-    env, found = environ(resolver, folder), folder / "pylock.toml"
-    compile_it = ("pip", "compile", "--no-header", "--quiet")
-    ran = resolver.run((*compile_it, "--format", "pylock.toml", "-o", str(found), *options), env=env)
+    found = folder / "pylock.toml"
+    to_file = ("--quiet", "--format", "pylock.toml", "-o", str(found))
+    ran = pip_compile(inputs, supply, resolver, folder, *to_file)
     if ran.code != 0:
         return [], ran
     from_cache = replace(resolver, is_offline=True)
-    annotated = from_cache.run((*compile_it, "--annotation-style", "line", *options), env=env)
+    annotated = pip_compile(inputs, supply, from_cache, folder, "--quiet", "--annotation-style", "line")
     if annotated.code != 0:
         return [], annotated
     why, tags = _dependents(annotated.out), platform_tags(inputs.platform)
@@ -223,6 +181,32 @@ def _resolve(
     return [
         LockedPackage(row["name"], row["version"], _hashes(row, tags), why=why.get(row["name"], ())) for row in rows
     ], None
+
+
+def _dependents(text: str) -> dict[str, tuple[str, ...]]:
+    """The dependents of each package. A real line (uv 0.13.8): `jinja2==3.1.6  # via npuenv-lock (pyproject.toml),
+    torch`.
+    """
+    needs = {}
+    for line in text.splitlines():
+        match = re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==\S+\s+# via (.*)$", line)
+        if match:
+            # Replace the resolution's own inputs (project, -c, --override) with the stack.
+            who = [STACK if "(" in item or item.startswith(("-", PROJECT)) else item for item in match[2].split(", ")]
+            needs[match[1]] = tuple(dict.fromkeys(who))
+    return needs
+
+
+def _hashes(row: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, ...]:
+    """The hashes of the fitting wheels, or of the source archive if there is no such wheel."""
+    wheels = [wheel for wheel in row.get("wheels", ()) if wheel_fits(_file_name(wheel), tags)]
+    chosen = wheels or [row[kind] for kind in ("sdist", "archive") if kind in row]
+    return tuple(sorted(file["hashes"]["sha256"] for file in chosen))
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    location = file.get("name") or file.get("url") or file.get("path") or ""
+    return unquote(urlsplit(location).path).rpartition("/")[2]
 
 
 def _warn_of_differences(rows: Iterable[Mapping[str, Any]], resolver: Resolver) -> None:
@@ -292,30 +276,4 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         args = {"stack": stack.name, "date": inputs.newest, "packages": names}
         raise CannotTell(Message("locking.no-upload-times", args), Message("locking.other-index"))
     detail = why.replace(PROJECT, stack.name)
-    return Solved((), (Missing("*", "", "does-not-resolve", detail=detail), *supply.missing), proof)
-
-
-def _dependents(text: str) -> dict[str, tuple[str, ...]]:
-    """The dependents of each package. A real line (uv 0.13.8): `jinja2==3.1.6  # via npuenv-lock (pyproject.toml),
-    torch`.
-    """
-    needs = {}
-    for line in text.splitlines():
-        match = re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==\S+\s+# via (.*)$", line)
-        if match:
-            # Replace the resolution's own inputs (project, -c, --override) with the stack.
-            who = [STACK if "(" in item or item.startswith(("-", PROJECT)) else item for item in match[2].split(", ")]
-            needs[match[1]] = tuple(dict.fromkeys(who))
-    return needs
-
-
-def _hashes(row: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, ...]:
-    """The hashes of the fitting wheels, or of the source archive if there is no such wheel."""
-    wheels = [wheel for wheel in row.get("wheels", ()) if wheel_fits(_file_name(wheel), tags)]
-    chosen = wheels or [row[kind] for kind in ("sdist", "archive") if kind in row]
-    return tuple(sorted(file["hashes"]["sha256"] for file in chosen))
-
-
-def _file_name(file: Mapping[str, Any]) -> str:
-    location = file.get("name") or file.get("url") or file.get("path") or ""
-    return unquote(urlsplit(location).path).rpartition("/")[2]
+    return Solved((), (Missing("*", "", DOES_NOT_RESOLVE, detail=detail), *supply.missing), proof)

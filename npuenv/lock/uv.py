@@ -32,124 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npuenv.host import Host, Ran
-    from npuenv.lock.file import Missing
-    from npuenv.resolve.types import Platform, Stack
+    from npuenv.lock.file import LockedPackage, Missing
+    from npuenv.resolve.types import Pin, Platform, Stack
 
 
-# The C libraries of uv's platforms (uv 0.13.8, `--python-platform`).
-_UV_GLIBC = (17, 28, *range(31, 41))
-_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by the Y of glibc 2.Y
-
-
-def glibc_minor(platform: Platform) -> int:
-    """The Y of the platform's glibc 2.Y. Raises: BadInput for an invalid version, or one older than any wheel's."""
-    major, _, minor = platform.glibc.partition(".")
-    if major != "2" or not minor.isdecimal() or int(minor) < _UV_GLIBC[0]:
-        raise BadInput(Message("locking.no-glibc", {"glibc": platform.glibc, "least": f"2.{_UV_GLIBC[0]}"}))
-    return int(minor)
-
-
-def uv_platform(platform: Platform) -> str:
-    """uv's name of a platform: with the newest C library that uv knows and that is not above the platform's own.
-
-    Example: aarch64, glibc 2.30 -> "aarch64-manylinux_2_28"
-    """
-    minor = max(known for known in _UV_GLIBC if known <= glibc_minor(platform))
-    return f"{platform.arch}-manylinux_2_{minor}"
-
-
-def platform_tags(platform: Platform) -> dict[Tag, int]:
-    """Every wheel tag that a lock's platform accepts, CPython X.Y with at most the platform's glibc, and its rank.
-
-    The order is pip's: 0 is the best.
-    """
-    major, minor = (int(part) for part in platform.python.split("."))
-    names = []
-    for glibc in range(glibc_minor(platform), 4, -1):
-        names.append(f"manylinux_2_{glibc}_{platform.arch}")
-        names += [f"{_OLD_NAMES[glibc]}_{platform.arch}"] if glibc in _OLD_NAMES else []
-    names.append(f"linux_{platform.arch}")
-    own = cpython_tags((major, minor), [f"cp{major}{minor}"], names)
-    tags = dict.fromkeys((*own, *compatible_tags((major, minor), f"cp{major}{minor}", names)))
-    return {tag: rank for rank, tag in enumerate(tags)}
-
-
-def wheel_rank(file_name: str, tags: Mapping[Tag, int]) -> int | None:
-    """The rank of a wheel by its file name, the lower the better; None if it fits no tag, or is no wheel."""
-    try:
-        return min((tags[tag] for tag in parse_wheel_filename(file_name)[3] if tag in tags), default=None)
-    except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
-        return None
-
-
-def wheel_fits(file_name: str, tags: Mapping[Tag, int]) -> bool:
-    """Whether a wheel's file name carries one of the tags; False for other names."""
-    return wheel_rank(file_name, tags) is not None
-
-
-def wheels_in_links(
-    host: Host, settings: PipSettings, names: Iterable[tuple[str, str]], platform: Platform
-) -> dict[str, str]:
-    """Name -> folder, for each (name, version) that has a fitting wheel in one of the local find-links folders.
-
-    Locations on the network are ignored. The version must be equal with its local part: 2.13.0 is not 2.13.0+cpu.
-    """
-    wanted = {(canonicalize_name(name), Version(version)) for name, version in names}
-    tags, found = platform_tags(platform), {}
-    for item in reversed(settings.find_links):  # the first folder wins
-        folder = local_folder(item.value)
-        for file_name in host.look(folder).names if folder else ():
-            if wheel_fits(file_name, tags):
-                name, version = parse_wheel_filename(file_name)[:2]
-                if (name, version) in wanted:
-                    found[str(name)] = str(folder)
-    return found
-
-
-def write_wheel(
-    folder: Path,
-    name: str,
-    version: str,
-    *,
-    requires: Sequence[str] = (),
-    files: dict[str, str] | None = None,
-    tag: str = "py3-none-any",
-) -> Path:
-    """Writes a small valid wheel. Without files it is the stand-in for an unreachable package during a resolution."""
-    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
-    info = f"{stem}.dist-info"
-    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
-    content = dict(files or {})
-    content[f"{info}/METADATA"] = "\n".join(metadata) + "\n"
-    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: npuenv\nRoot-Is-Purelib: true\nTag: {tag}\n"
-    rows = [f"{path},{_record_hash(text)},{len(text.encode())}" for path, text in content.items()]
-    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
-    path = folder / f"{stem}-{tag}.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for inside, text in content.items():
-            archive.writestr(zipfile.ZipInfo(inside), text)
-    return path
-
-
-def _record_hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-RESOLVE_TIMEOUT_S = 600.0
 PROJECT = "npuenv-lock"
-_CACHE_MISS = "network was disabled"
-_OUT_OF_REACH = (
-    "dns error",
-    "Connect",
-    "timed out",
-    "Connection refused",
-    "Network is unreachable",
-    "connection error",
-    _CACHE_MISS,
-)
-
-
+_RESOLVE_TIMEOUT_S = 600.0
 # uv wraps its messages at the width of COLUMNS; they are parsed line by line.
 _PLAIN = {"COLUMNS": "100000", "NO_COLOR": "1"}
 
@@ -182,7 +70,7 @@ class Resolver:
         unset = tuple(option for name in stale for option in ("-u", name))
         options = (*(() if is_cut_off else uv_settings.options), *(("--offline",) if self.is_offline else ()))
         command = ("env", *unset, self.uv, *argv, *options)
-        return self.host.run(command, timeout_s=RESOLVE_TIMEOUT_S, env={**_PLAIN, **variables, **(env or {})})
+        return self.host.run(command, timeout_s=_RESOLVE_TIMEOUT_S, env={**_PLAIN, **variables, **(env or {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +82,7 @@ class Supply:
 
 
 def pip_compile(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path, *output: str) -> Ran:
-    """Writes the inputs into an empty folder and runs `uv pip compile` on them; `output` are options of the output."""
+    """Writes the inputs into a folder and runs `uv pip compile` on them; `output` are options of the output."""
     return resolver.run(
         ("pip", "compile", "--no-header", *output, *write_inputs(inputs, supply, resolver, folder)),
         env=environ(resolver, folder),
@@ -249,13 +137,47 @@ def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Pat
     (folder / "pyproject.toml").write_text(_project(inputs, supply, resolver), encoding="utf-8")
     bounds = ("-c", str(folder / "constrain.txt"), "--overrides", str(folder / "replace.txt"))
     files = ("--excludes", str(folder / "exclude.txt"), str(folder / "pyproject.toml"))
-    return (
-        *platform_options(inputs.platform),
-        *_age_options(inputs),
-        *_without_requirements(inputs, folder),
-        *bounds,
-        *files,
-    )
+    of_inputs = (*_age_options(inputs), *_without_requirements(inputs, folder))
+    return (*platform_options(inputs.platform), *of_inputs, *bounds, *files)
+
+
+def _age_options(inputs: Inputs) -> tuple[str, ...]:
+    """uv's option for the date limit: files uploaded before the midnight after it. Chosen versions have no limit."""
+    if not inputs.newest:
+        return ()
+    free = tuple(option for name in inputs.any_age for option in ("--exclude-newer-package", f"{name}=false"))
+    return ("--exclude-newer", f"{inputs.first_day_out}T00:00:00Z", *free)
+
+
+def _without_requirements(inputs: Inputs, folder: Path) -> tuple[str, ...]:
+    """The option for packages without requirements, which uv reads from its own settings only."""
+    text = ""
+    for requirement in map(Requirement, inputs.of(REQUIRE)):
+        version = str(requirement.specifier).removeprefix("==")
+        if ignored_requirements(requirement.name, version):
+            text += f'[[dependency-metadata]]\nname = "{requirement.name}"\nversion = "{version}"\nrequires-dist = []\n'
+    (folder / "uv.toml").write_text(text, encoding="utf-8")
+    return ("--config-file", str(folder / "uv.toml")) if text else ()
+
+
+def _project(inputs: Inputs, supply: Supply, resolver: Resolver) -> str:
+    """A project file, because uv accepts an index for a single package only there."""
+    lines = inputs.of(REQUIRE)
+    required = {canonicalize_name(Requirement(line).name) for line in lines}
+    on_index = {name: label for name, label in supply.on_index.items() if name in required}
+    text = ["[project]", f'name = "{PROJECT}"', 'version = "0"', f'requires-python = ">={inputs.platform.python}"']
+    text += [f"dependencies = [{', '.join(json.dumps(line) for line in lines)}]", "", "[tool.uv.sources]"]
+    return "\n".join([*text, *index_tables(on_index, resolver)]) + "\n"
+
+
+def index_tables(on_index: Mapping[str, str], resolver: Resolver) -> list[str]:
+    """The lines after `[tool.uv.sources]` for packages that come from an index of their own: name -> label."""
+    lines = [f"{name} = {{ index = {json.dumps(label)} }}" for name, label in on_index.items()]
+    for label in sorted(set(on_index.values())):
+        bare = named_index(label, resolver.indexes[label], {}).partition("=")[2]
+        lines += ["", "[[tool.uv.index]]", f"name = {json.dumps(label)}", f"url = {json.dumps(bare)}"]
+        lines += ["explicit = true"]
+    return lines
 
 
 def environ(resolver: Resolver, folder: Path) -> dict[str, str]:
@@ -276,6 +198,10 @@ def platform_options(platform: Platform) -> tuple[str, ...]:
     options = ("--python-platform", uv_platform(platform), "--python-version", platform.python)
     is_this = platform.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
     return (*options, "--python", sys.executable) if is_this and sys.executable else options
+
+
+_CACHE_MISS = "network was disabled"
+_OUT_OF_REACH = ("dns error", "Connect", "timed out", "Network is unreachable", "connection error", _CACHE_MISS)
 
 
 def deciding_line(text: str) -> str:
@@ -319,40 +245,99 @@ def undated(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(pattern, text)))
 
 
-def _age_options(inputs: Inputs) -> tuple[str, ...]:
-    """uv's option for the date limit: files uploaded before the midnight after it. Chosen versions have no limit."""
-    if not inputs.newest:
-        return ()
-    free = tuple(option for name in inputs.any_age for option in ("--exclude-newer-package", f"{name}=false"))
-    return ("--exclude-newer", f"{inputs.first_day_out}T00:00:00Z", *free)
+# The C libraries of uv's platforms (uv 0.13.8, `--python-platform`).
+_UV_GLIBC = (17, 28, *range(31, 41))
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by the Y of glibc 2.Y
 
 
-def _without_requirements(inputs: Inputs, folder: Path) -> tuple[str, ...]:
-    """The option for packages without requirements, which uv reads from its own settings only."""
-    text = ""
-    for requirement in map(Requirement, inputs.of(REQUIRE)):
-        version = str(requirement.specifier).removeprefix("==")
-        if ignored_requirements(requirement.name, version):
-            text += f'[[dependency-metadata]]\nname = "{requirement.name}"\nversion = "{version}"\nrequires-dist = []\n'
-    (folder / "uv.toml").write_text(text, encoding="utf-8")
-    return ("--config-file", str(folder / "uv.toml")) if text else ()
+def _glibc_minor(platform: Platform) -> int:
+    """The Y of the platform's glibc 2.Y. Raises: BadInput for an invalid version, or one older than any wheel's."""
+    major, _, minor = platform.glibc.partition(".")
+    if major != "2" or not minor.isdecimal() or int(minor) < _UV_GLIBC[0]:
+        raise BadInput(Message("locking.no-glibc", {"glibc": platform.glibc, "least": f"2.{_UV_GLIBC[0]}"}))
+    return int(minor)
 
 
-def _project(inputs: Inputs, supply: Supply, resolver: Resolver) -> str:
-    """A project file, because uv accepts an index for a single package only there."""
-    lines = inputs.of(REQUIRE)
-    required = {canonicalize_name(Requirement(line).name) for line in lines}
-    on_index = {name: label for name, label in supply.on_index.items() if name in required}
-    text = ["[project]", f'name = "{PROJECT}"', 'version = "0"', f'requires-python = ">={inputs.platform.python}"']
-    text += [f"dependencies = [{', '.join(json.dumps(line) for line in lines)}]", "", "[tool.uv.sources]"]
-    return "\n".join([*text, *index_tables(on_index, resolver)]) + "\n"
+def uv_platform(platform: Platform) -> str:
+    """uv's name of a platform: with the newest C library that uv knows and that is not above the platform's own.
+
+    Example: aarch64, glibc 2.30 -> "aarch64-manylinux_2_28"
+    """
+    minor = max(known for known in _UV_GLIBC if known <= _glibc_minor(platform))
+    return f"{platform.arch}-manylinux_2_{minor}"
 
 
-def index_tables(on_index: Mapping[str, str], resolver: Resolver) -> list[str]:
-    """The lines after `[tool.uv.sources]` for packages that come from an index of their own: name -> label."""
-    lines = [f"{name} = {{ index = {json.dumps(label)} }}" for name, label in on_index.items()]
-    for label in sorted(set(on_index.values())):
-        bare = named_index(label, resolver.indexes[label], {}).partition("=")[2]
-        lines += ["", "[[tool.uv.index]]", f"name = {json.dumps(label)}", f"url = {json.dumps(bare)}"]
-        lines += ["explicit = true"]
-    return lines
+def platform_tags(platform: Platform) -> dict[Tag, int]:
+    """Every wheel tag that a lock's platform accepts, CPython X.Y with at most the platform's glibc, and its rank.
+
+    The order is pip's: 0 is the best.
+    """
+    major, minor = (int(part) for part in platform.python.split("."))
+    names = []
+    for glibc in range(_glibc_minor(platform), 4, -1):
+        names.append(f"manylinux_2_{glibc}_{platform.arch}")
+        names += [f"{_OLD_NAMES[glibc]}_{platform.arch}"] if glibc in _OLD_NAMES else []
+    names.append(f"linux_{platform.arch}")
+    own = cpython_tags((major, minor), [f"cp{major}{minor}"], names)
+    tags = dict.fromkeys((*own, *compatible_tags((major, minor), f"cp{major}{minor}", names)))
+    return {tag: rank for rank, tag in enumerate(tags)}
+
+
+def wheel_rank(file_name: str, tags: Mapping[Tag, int]) -> int | None:
+    """The rank of a wheel by its file name, the lower the better; None if it fits no tag, or is no wheel."""
+    try:
+        return min((tags[tag] for tag in parse_wheel_filename(file_name)[3] if tag in tags), default=None)
+    except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
+        return None
+
+
+def wheel_fits(file_name: str, tags: Mapping[Tag, int]) -> bool:
+    """Whether a wheel's file name carries one of the tags; False for other names."""
+    return wheel_rank(file_name, tags) is not None
+
+
+def wheels_in_links(resolver: Resolver, packages: Iterable[Pin | LockedPackage], platform: Platform) -> dict[str, str]:
+    """Name -> folder, for each of the packages that has a fitting wheel in one of the local find-links folders.
+
+    Locations on the network are ignored. The version must be equal with its local part: 2.13.0 is not 2.13.0+cpu.
+    """
+    wanted = {(canonicalize_name(each.name), Version(each.version)) for each in packages}
+    tags, found = platform_tags(platform), {}
+    for item in reversed(resolver.settings.find_links):  # the first folder wins
+        folder = local_folder(item.value)
+        for file_name in resolver.host.look(folder).names if folder else ():
+            if wheel_fits(file_name, tags):
+                name, version = parse_wheel_filename(file_name)[:2]
+                if (name, version) in wanted:
+                    found[str(name)] = str(folder)
+    return found
+
+
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    *,
+    requires: Sequence[str] = (),
+    files: dict[str, str] | None = None,
+    tag: str = "py3-none-any",
+) -> Path:
+    """Writes a small valid wheel. Without files it is the stand-in for an unreachable package during a resolution."""
+    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    content = dict(files or {})
+    content[f"{info}/METADATA"] = "\n".join(metadata) + "\n"
+    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: npuenv\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    rows = [f"{path},{_record_hash(text)},{len(text.encode())}" for path, text in content.items()]
+    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    path = folder / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, text in content.items():
+            archive.writestr(zipfile.ZipInfo(inside), text)
+    return path
+
+
+def _record_hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

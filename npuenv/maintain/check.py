@@ -21,7 +21,8 @@ from npuenv.matrix.tables import FRAMEWORK_FILES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from npuenv.matrix.rows import Recipe, Row
+    from npuenv.matrix.load import Row
+    from npuenv.matrix.rows import Recipe
     from npuenv.matrix.tables import Matrix
 
 _TABLES = (

@@ -1,8 +1,8 @@
 """Which Ascend software fits together, as data: tables of rows, each with its source and the date it was read.
 
 Start from `load_matrix`. A table is read when it is first asked for; `npuenv.maintain.check` reads all and follows the
-references between them. `release_stacks` derives stacks from single rows, and `compatibility` tells how two rows go
-together; nothing here chooses, which `npuenv.resolve` does.
+references between them. `release_stacks` derives stacks from single rows and tells how torch_npu pairs with CANN;
+nothing here chooses, which `npuenv.resolve` does.
 """
 
 from __future__ import annotations

@@ -15,11 +15,10 @@ import functools
 import itertools
 from collections.abc import Mapping  # noqa: TC003 - the loader reads these annotations at run time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.documents import folder_of
-from npuenv.matrix.load import load_table
-from npuenv.matrix.rows import Row
+from npuenv.matrix.load import Row, load_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,15 +53,8 @@ class ReleaseBugRow(Row):
 
     def as_patterns(self) -> Iterator[ErrorPattern]:
         """What shows the bug, in a release that has it and in one that the report does not name."""
-        anywhere = ErrorPattern(
-            id=self.id,
-            cause="framework-known-bug",
-            confidence=0.7,
-            patterns=self.texts,
-            unless=(f"@fixed-{self.id}",),
-            source=self.source,
-            seen=self.seen,
-        )
+        where, fixed = (self.id, self.source, self.seen), (f"@fixed-{self.id}",)
+        anywhere = ErrorPattern(*where, "framework-known-bug", 0.7, self.texts, unless=fixed)
         yield anywhere
         present = (f"@present-{self.id}",)
         yield replace(anywhere, id=f"{self.id}.release", confidence=0.84, all_of=present, unless=())
@@ -85,14 +77,7 @@ class CauseRow(Row):
     def as_patterns(self) -> Iterator[ErrorPattern]:
         """The row of its own texts, if it has any."""
         if self.texts:
-            yield ErrorPattern(
-                id=f"c.{self.id}",
-                cause=self.id,
-                confidence=self.confidence,
-                patterns=self.texts,
-                source=self.source,
-                seen=self.seen,
-            )
+            yield ErrorPattern(f"c.{self.id}", self.source, self.seen, self.id, self.confidence, self.texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +145,12 @@ _OTHERS: dict[str, type[Row]] = {
 @functools.cache
 def load_error_patterns(folder: Path | None = None) -> ErrorPatterns:
     """The rows that come with npuenv, or those of a folder of the same files. Raises: BadInput."""
-    tables = tables_of(folder or folder_of(__file__) / "error_patterns")
+    tables: dict[str, Any] = tables_of(folder or folder_of(__file__) / "error_patterns")
     others = {name: tables.pop(name) for name in _OTHERS}
-    releases = cast("tuple[ReleaseBugRow, ...]", others["releases"])
-    causes = cast("tuple[CauseRow, ...]", others["causes"])
-    sources: tuple[CauseRow | ReleaseBugRow, ...] = (*causes, *releases)
-    own = itertools.chain.from_iterable(row.as_patterns() for row in sources)
-    return ErrorPatterns(
-        rows=cast("tuple[ErrorPattern, ...]", (*itertools.chain.from_iterable(tables.values()), *own)),
-        causes={row.id: row for row in causes},
-        discriminators=cast("tuple[DiscriminatorRow, ...]", others["discriminators"]),
-        bounds=cast("tuple[BoundRow, ...]", others["bounds"]),
-        boilerplate=cast("tuple[BoilerplateRow, ...]", others["boilerplate"]),
-        releases=releases,
-        roles=cast("tuple[RoleRow, ...]", others["roles"]),
-    )
+    causes: tuple[CauseRow, ...] = others.pop("causes")
+    own = (row.as_patterns() for row in (*causes, *others["releases"]))
+    rows = itertools.chain.from_iterable((*tables.values(), *own))
+    return ErrorPatterns(rows=tuple(rows), causes={row.id: row for row in causes}, **others)
 
 
 def tables_of(folder: Path) -> dict[str, tuple[Row, ...]]:

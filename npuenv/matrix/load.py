@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -56,16 +57,10 @@ def parse_table(text: str, row_type: type[R], file: str) -> tuple[R, ...]:
     if unknown or not isinstance(raw.get("row"), list):
         raise _bad("not-rows", file=file, row="-", what=", ".join(unknown) or "row")
     rows = tuple(_build(row_type, item, file, _row_name(item, at)) for at, item in enumerate(raw["row"], 1))
-    _check_ids(rows, file)
+    for name, count in Counter(row.id for row in rows).items():
+        if count > 1:
+            raise _bad("duplicate", file=file, row=name, what=name)
     return rows
-
-
-def _check_ids(rows: tuple[Row, ...], file: str) -> None:
-    seen: set[str] = set()
-    for row in rows:
-        if row.id in seen:
-            raise _bad("duplicate", file=file, row=row.id, what=row.id)
-        seen.add(row.id)
 
 
 def _build(kind: type[Any], raw: Any, file: str, row: str) -> Any:

@@ -20,22 +20,11 @@ from npuenv.matrix.ranges import overlap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.matrix.rows import (
-        Dispute,
-        Recipe,
-        RecipeGit,
-        RecipeOverride,
-        RecipePin,
-        RecipeStep,
-        ReleaseImage,
-        TorchNpu,
-        VerifiedBy,
-        VllmAscend,
-    )
+    from npuenv.matrix.load import VerifiedBy
     from npuenv.matrix.tables import Matrix
 
 
-def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
+def pairing(row: rows.TorchNpu, cann: str, matrix: Matrix) -> str | None:
     """How a torch_npu version pairs with a CANN: recommended-pair, compatible-set, image-practice, or None.
 
     An image counts only if the release's policy table and its metadata name the same torch_npu. If they differ, one of
@@ -54,7 +43,7 @@ def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
     return None
 
 
-def paired_with(row: TorchNpu) -> tuple[str, ...] | Message:
+def paired_with(row: rows.TorchNpu) -> tuple[str, ...] | Message:
     """The CANN versions a torch_npu row names, or a message that there are none."""
     named = tuple(dict.fromkeys(each for each in (row.cann, *row.cann_unofficial, *row.cann_compatible) if each))
     return named or Message("resolve.none-stated")
@@ -74,14 +63,14 @@ _TORCH_NPU_NEEDS = ("numpy", "pyyaml", "setuptools")
 
 
 @functools.lru_cache(maxsize=4)
-def all_recipes(matrix: Matrix) -> tuple[Recipe, ...]:
+def all_recipes(matrix: Matrix) -> tuple[rows.Recipe, ...]:
     """The recipes of the tables, then those of the vllm-ascend releases, then those of torch_npu alone."""
     releases = [recipe for row in reversed(matrix.vllm_ascend) for recipe in of_release(row, matrix)]
     return (*matrix.recipes, *releases, *of_torch_npu(matrix))
 
 
 @functools.lru_cache(maxsize=256)
-def recipe_named(name: str, matrix: Matrix) -> Recipe | None:
+def recipe_named(name: str, matrix: Matrix) -> rows.Recipe | None:
     """The recipe with exactly that name, built without the others; None if there is none."""
     row = matrix.recipe_row(name)
     if row is not None or not name.startswith("vllm-ascend-"):
@@ -91,12 +80,12 @@ def recipe_named(name: str, matrix: Matrix) -> Recipe | None:
     return next((recipe for recipe in found if recipe.id == name), None)
 
 
-def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
+def of_release(row: rows.VllmAscend, matrix: Matrix) -> Iterator[rows.Recipe]:
     """The stacks of a vllm-ascend release: `vllm-ascend-V` for A2, A3 and 950, `vllm-ascend-V-310p` for the 310P.
 
     310P has its own stack because it has no triton, and because its images often use another CANN.
     """
-    groups: dict[tuple[str, ReleaseImage], list[str]] = {}
+    groups: dict[tuple[str, rows.ReleaseImage], list[str]] = {}
     for image in row.image:
         for each in image.hardware:
             groups.setdefault(("-310p" if each == "310p" else "", image), []).append(each)
@@ -107,7 +96,9 @@ def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
         yield _release(name, row, image, tuple(hardware), matrix)
 
 
-def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix) -> Recipe:
+def _release(
+    name: str, row: rows.VllmAscend, image: rows.ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
+) -> rows.Recipe:
     pins = _release_pins(row, image, hardware, matrix)
     lacks = () if any(pin.name == "torch-npu" for pin in pins) else ("torch-npu",)
     return rows.Recipe(
@@ -137,14 +128,14 @@ def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[st
     )
 
 
-def _of_image(row: VllmAscend, hardware: tuple[str, ...], matrix: Matrix) -> Iterator[str]:
+def _of_image(row: rows.VllmAscend, hardware: tuple[str, ...], matrix: Matrix) -> Iterator[str]:
     """The system packages of the release's own images for this hardware that are needed at run time."""
     for package in matrix.system_packages:
         if package.since and versions.accepts(f">={package.since}", row.version) and {*hardware} <= {*package.hardware}:
             yield package.id
 
 
-def _pythons(row: VllmAscend, image: ReleaseImage) -> tuple[str, ...]:
+def _pythons(row: rows.VllmAscend, image: rows.ReleaseImage) -> tuple[str, ...]:
     """The image's Python, then the others that the policy table allows, newest first."""
     others = [f"3.{minor}" for minor in range(14, 8, -1)]
     allowed = [each for each in others if row.python and versions.accepts(row.python, each)]
@@ -152,8 +143,8 @@ def _pythons(row: VllmAscend, image: ReleaseImage) -> tuple[str, ...]:
 
 
 def _release_pins(
-    row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
-) -> tuple[RecipePin, ...]:
+    row: rows.VllmAscend, image: rows.ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
+) -> tuple[rows.RecipePin, ...]:
     """The versions that the release fixes: those its metadata pins, unless the image forces another one."""
     npu = image.torch_npu or versions.exact(row.requirement("torch-npu")) or row.torch_npu
     npu_row = matrix.torch_npu_row(npu)
@@ -161,12 +152,8 @@ def _release_pins(
         return ()
     torch = versions.exact(row.requirement("torch")) or npu_row.torch
     metadata = f"vllm-ascend {row.version} metadata"
-    pins = [rows.RecipePin("torch", torch, "identity", metadata)]
-    companion = matrix.companion_row(torch)
-    if companion is not None:
-        pins.append(rows.RecipePin("torchvision", companion.torchvision, "identity", companion.source))
-        pins.append(rows.RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
-    pins += [
+    pins = [
+        *_torch_family(torch, metadata, matrix),
         rows.RecipePin("torch-npu", npu, "image-practice", row.source if image.torch_npu else metadata),
         rows.RecipePin("vllm", row.vllm, "recommended-pair", _POLICY),
         rows.RecipePin("vllm-ascend", row.version, "identity", row.source),
@@ -177,7 +164,18 @@ def _release_pins(
     return tuple(pins)
 
 
-def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...]) -> Iterator[Dispute]:
+def _torch_family(torch: str, source: str, matrix: Matrix) -> list[rows.RecipePin]:
+    """The pins of torch and of the torchvision and torchaudio that belong to it."""
+    pins = [rows.RecipePin("torch", torch, "identity", source)]
+    if (companion := matrix.companion_row(torch)) is not None:
+        pins.append(rows.RecipePin("torchvision", companion.torchvision, "identity", companion.source))
+        pins.append(rows.RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
+    return pins
+
+
+def _disputes(
+    row: rows.VllmAscend, image: rows.ReleaseImage, pins: tuple[rows.RecipePin, ...]
+) -> Iterator[rows.Dispute]:
     """Differences between the release's policy table and what its metadata or image installs."""
     pinned = {pin.name: pin for pin in pins}
     for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend)):
@@ -201,7 +199,9 @@ def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...])
         yield rows.Dispute("CANN", row.cann, _POLICY, image.cann, row.source, "other", "resolve.derived-image-cann")
 
 
-def _confidence(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...], matrix: Matrix) -> VerifiedBy:
+def _confidence(
+    row: rows.VllmAscend, image: rows.ReleaseImage, pins: tuple[rows.RecipePin, ...], matrix: Matrix
+) -> VerifiedBy:
     """The confidence level: published if the image installs exactly these; with a one-off build, that of the
     replacement's pairing.
     """
@@ -216,7 +216,7 @@ def _confidence(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...
     return levels.get(how, "satisfiable")
 
 
-def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> Iterator[RecipeOverride]:
+def _overrides(row: rows.VllmAscend, pins: tuple[rows.RecipePin, ...], matrix: Matrix) -> Iterator[rows.RecipeOverride]:
     """The bound of numpy, a torch_npu that the image forces, and packages that must not be installed."""
     source = f"vllm-ascend {row.version} metadata"
     numpy = row.requirement("numpy")
@@ -240,7 +240,7 @@ def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> 
 _VLLM_CHOOSES = frozenset({"fastapi"})
 
 
-def partner_overrides(recipe: Recipe, matrix: Matrix) -> tuple[RecipeOverride, ...]:
+def partner_overrides(recipe: rows.Recipe, matrix: Matrix) -> tuple[rows.RecipeOverride, ...]:
     """vllm's requirements that conflict with vllm-ascend's own, for a stack that is derived from a release.
 
     The published images install vllm-ascend after vllm, so that vllm-ascend's requirements win. They are looked up only
@@ -254,7 +254,7 @@ def partner_overrides(recipe: Recipe, matrix: Matrix) -> tuple[RecipeOverride, .
 
 
 @functools.lru_cache(maxsize=128)
-def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[RecipeOverride, ...]:
+def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[rows.RecipeOverride, ...]:
     own, partner = matrix.built_row("vllm-ascend", vllm_ascend), matrix.built_row("vllm", vllm)
     wanted = {versions.requirement_name(text): text for text in (own.requires if own else ())}
     source = f"vllm-ascend {vllm_ascend} metadata; vllm {vllm} metadata"
@@ -272,7 +272,7 @@ def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[Recipe
     return tuple(found)
 
 
-def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:
+def _git(row: rows.VllmAscend) -> tuple[rows.RecipeGit, ...]:
     base = "https://github.com/vllm-project"
     vllm = {"VLLM_TARGET_DEVICE": "empty", **_NO_AUTOLOAD}
     own = {"COMPILE_CUSTOM_KERNELS": "1", **_NO_AUTOLOAD}
@@ -282,7 +282,7 @@ def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:
     )
 
 
-def _steps(*, has_triton: bool) -> tuple[RecipeStep, ...]:
+def _steps(*, has_triton: bool) -> tuple[rows.RecipeStep, ...]:
     steps = [
         rows.RecipeStep("torch", "pip", ("torch", "torchvision", "torchaudio"), "stack.step-torch"),
         rows.RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
@@ -296,7 +296,7 @@ def _steps(*, has_triton: bool) -> tuple[RecipeStep, ...]:
     return tuple(steps)
 
 
-def of_torch_npu(matrix: Matrix) -> Iterator[Recipe]:
+def of_torch_npu(matrix: Matrix) -> Iterator[rows.Recipe]:
     """A stack of torch and torch_npu alone for each version that has a recommended CANN and wheels, newest first."""
     published = [row for row in matrix.torch_npu if row.cann and row.index == "default" and row.published]
     for row in sorted(
@@ -306,16 +306,11 @@ def of_torch_npu(matrix: Matrix) -> Iterator[Recipe]:
             yield _bare(row, matrix)
 
 
-def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
-    companion = matrix.companion_row(row.torch)
-    pins = [rows.RecipePin("torch", row.torch, "identity", row.source)]
-    if companion is not None:
-        pins.append(rows.RecipePin("torchvision", companion.torchvision, "identity", companion.source))
-        pins.append(rows.RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
-    pins.append(rows.RecipePin("torch-npu", row.version, "recommended-pair", row.source))
-    family = tuple(pin.name for pin in pins if pin.name != "torch-npu")
+def _bare(row: rows.TorchNpu, matrix: Matrix) -> rows.Recipe:
+    family = _torch_family(row.torch, row.source, matrix)
+    torch_npu = rows.RecipePin("torch-npu", row.version, "recommended-pair", row.source)
     cann = matrix.cann_row(row.cann)
-    override: tuple[RecipeOverride, ...] = ()
+    override: tuple[rows.RecipeOverride, ...] = ()
     if cann is not None and cann.numpy:
         bound = f"numpy{cann.numpy}"
         override = (rows.RecipeOverride("numpy", "constrain", bound, "stack.numpy1-constraint", cann.source),)
@@ -330,9 +325,9 @@ def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
         arch=_ARCHITECTURES,
         verified_by="recommended",
         sources=(row.source,),
-        pin=tuple(pins),
+        pin=(*family, torch_npu),
         step=(
-            rows.RecipeStep("torch", "pip", family, "stack.step-torch"),
+            rows.RecipeStep("torch", "pip", tuple(pin.name for pin in family), "stack.step-torch"),
             rows.RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
             rows.RecipeStep("rest", "rest", (), "stack.step-rest"),
         ),

@@ -5,25 +5,76 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from npuenv.core import versions
 from npuenv.matrix import rows
-from npuenv.matrix.load import load_table, parse_table, unreadable
+from npuenv.matrix.load import Row, load_table, parse_table, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-R = TypeVar("R", bound="rows.Row")
+R = TypeVar("R", bound=Row)
 # In the order of preference between frameworks, where a request names none.
 FRAMEWORK_FILES = (
     "cpu", "verl", "verl_sglang", "verl_950", "roll", "sglang", "veomni", "vime", "ms_swift", "llama_factory",
 )  # fmt: skip
 
 
+class Table(Generic[R]):
+    """A table that is read when it is first asked for; the class of its rows is looked up then too."""
+
+    def __init__(self, row: str, file: str = "") -> None:
+        self._row, self._file = row, file
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, matrix: Matrix, owner: type) -> tuple[R, ...]:
+        found: tuple[R, ...] = matrix._table(self._file or self._name, getattr(rows, self._row))
+        vars(matrix)[self._name] = found  # where the next look finds it
+        return found
+
+
 class Matrix:
     """The tables of one folder, each read and checked once, on first use. Nobody changes them."""
+
+    hardware: Table[rows.Hardware] = Table("Hardware")
+    torch_npu: Table[rows.TorchNpu] = Table("TorchNpu")
+    triton_ascend: Table[rows.TritonAscend] = Table("TritonAscend")
+    companions: Table[rows.Companion] = Table("Companion")
+    images: Table[rows.Image] = Table("Image")
+    image_digests: Table[rows.ImageDigest] = Table("ImageDigest")
+    indexes: Table[rows.Index] = Table("Index")
+    upstream: Table[rows.Upstream] = Table("Upstream")
+    settings: Table[rows.Setting] = Table("Setting")
+    variables: Table[rows.Variable] = Table("Variable")
+    choices: Table[rows.Choice] = Table("Choice", "keys/choices")
+    bounds: Table[rows.Bound] = Table("Bound", "keys/bounds")
+    refused_values: Table[rows.RefusedValue] = Table("RefusedValue", "keys/refused")
+    moved_keys: Table[rows.MovedKey] = Table("MovedKey", "keys/moved")
+    launch_recipes: Table[rows.LaunchRecipe] = Table("LaunchRecipe")  # the published verl runs
+    launch_keys: Table[rows.LaunchKey] = Table("LaunchKey")
+    unsupported: Table[rows.Unsupported] = Table("Unsupported")
+    limits: Table[rows.Limit] = Table("Limit")
+    # As `limits`, for what is installed already: releases that no stack would choose any more.
+    clashes: Table[rows.Limit] = Table("Limit")
+    npu_faults: Table[rows.NpuFault] = Table("NpuFault")  # from harmless to hopeless
+    systems: Table[rows.System] = Table("System")
+    system_packages: Table[rows.SystemPackage] = Table("SystemPackage")
+    cann_files: Table[rows.CannFile] = Table("CannFile")
+    wheel_hashes: Table[rows.WheelHash] = Table("WheelHash")
+    chip_wheels: Table[rows.ChipWheel] = Table("ChipWheel")
+    runs: Table[rows.PublicRun] = Table("PublicRun")  # the public runs on real cards
+    probes: Table[rows.Probe] = Table("Probe")  # in the order in which they are to be imported
+    container_places: Table[rows.ContainerPlace] = Table("ContainerPlace")  # in the order in which they are mounted
+    container_cards: Table[rows.ContainerCards] = Table("ContainerCards")
+    contradictions: Table[rows.Contradiction] = Table("Contradiction")
+    roll_releases: Table[rows.RollRelease] = Table("RollRelease")
+    roll_recipes: Table[rows.RollRecipe] = Table("RollRecipe")
+    models: Table[rows.ModelShape] = Table("ModelShape")
+    model_types: Table[rows.ModelType] = Table("ModelType")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,17 +83,9 @@ class Matrix:
         return load_table(self.folder / f"{name}.toml", kind)
 
     @functools.cached_property
-    def hardware(self) -> tuple[rows.Hardware, ...]:
-        return self._table("hardware", rows.Hardware)
-
-    @functools.cached_property
     def cann(self) -> tuple[rows.Cann, ...]:
         """By version, oldest first."""
         return tuple(sorted(self._table("cann", rows.Cann), key=lambda row: versions.cann(row.version)))
-
-    @functools.cached_property
-    def torch_npu(self) -> tuple[rows.TorchNpu, ...]:
-        return self._table("torch_npu", rows.TorchNpu)
 
     @functools.cached_property
     def vllm_ascend(self) -> tuple[rows.VllmAscend, ...]:
@@ -53,14 +96,6 @@ class Matrix:
         return tuple(replace(row, requires=requires.get(row.version, ())) for row in table)
 
     @functools.cached_property
-    def triton_ascend(self) -> tuple[rows.TritonAscend, ...]:
-        return self._table("triton_ascend", rows.TritonAscend)
-
-    @functools.cached_property
-    def companions(self) -> tuple[rows.Companion, ...]:
-        return self._table("companions", rows.Companion)
-
-    @functools.cached_property
     def built(self) -> tuple[rows.Built, ...]:
         names = sorted(path.name for path in (self.folder / "built").iterdir() if path.name.endswith(".toml"))
         return tuple(itertools.chain.from_iterable(self._built_of(name.removesuffix(".toml")) for name in names))
@@ -68,132 +103,6 @@ class Matrix:
     @functools.cache  # noqa: B019 - a matrix lives as long as the process
     def _built_of(self, name: str) -> tuple[rows.Built, ...]:
         return self._table(f"built/{name}", rows.Built)
-
-    @functools.cached_property
-    def images(self) -> tuple[rows.Image, ...]:
-        return self._table("images", rows.Image)
-
-    @functools.cached_property
-    def image_digests(self) -> tuple[rows.ImageDigest, ...]:
-        return self._table("image_digests", rows.ImageDigest)
-
-    @functools.cached_property
-    def indexes(self) -> tuple[rows.Index, ...]:
-        return self._table("indexes", rows.Index)
-
-    @functools.cached_property
-    def upstream(self) -> tuple[rows.Upstream, ...]:
-        return self._table("upstream", rows.Upstream)
-
-    @functools.cached_property
-    def settings(self) -> tuple[rows.Setting, ...]:
-        return self._table("settings", rows.Setting)
-
-    @functools.cached_property
-    def variables(self) -> tuple[rows.Variable, ...]:
-        return self._table("variables", rows.Variable)
-
-    @functools.cached_property
-    def choices(self) -> tuple[rows.Choice, ...]:
-        return self._table("keys/choices", rows.Choice)
-
-    @functools.cached_property
-    def bounds(self) -> tuple[rows.Bound, ...]:
-        return self._table("keys/bounds", rows.Bound)
-
-    @functools.cached_property
-    def refused_values(self) -> tuple[rows.RefusedValue, ...]:
-        return self._table("keys/refused", rows.RefusedValue)
-
-    @functools.cached_property
-    def moved_keys(self) -> tuple[rows.MovedKey, ...]:
-        return self._table("keys/moved", rows.MovedKey)
-
-    @functools.cached_property
-    def launch_recipes(self) -> tuple[rows.LaunchRecipe, ...]:
-        """The published verl runs."""
-        return self._table("launch_recipes", rows.LaunchRecipe)
-
-    @functools.cached_property
-    def launch_keys(self) -> tuple[rows.LaunchKey, ...]:
-        return self._table("launch_keys", rows.LaunchKey)
-
-    @functools.cached_property
-    def unsupported(self) -> tuple[rows.Unsupported, ...]:
-        return self._table("unsupported", rows.Unsupported)
-
-    @functools.cached_property
-    def limits(self) -> tuple[rows.Limit, ...]:
-        return self._table("limits", rows.Limit)
-
-    @functools.cached_property
-    def clashes(self) -> tuple[rows.Limit, ...]:
-        """As `limits`, for what is installed already: releases that no stack would choose any more."""
-        return self._table("clashes", rows.Limit)
-
-    @functools.cached_property
-    def npu_faults(self) -> tuple[rows.NpuFault, ...]:
-        """From harmless to hopeless."""
-        return self._table("npu_faults", rows.NpuFault)
-
-    @functools.cached_property
-    def systems(self) -> tuple[rows.System, ...]:
-        return self._table("systems", rows.System)
-
-    @functools.cached_property
-    def system_packages(self) -> tuple[rows.SystemPackage, ...]:
-        return self._table("system_packages", rows.SystemPackage)
-
-    @functools.cached_property
-    def cann_files(self) -> tuple[rows.CannFile, ...]:
-        return self._table("cann_files", rows.CannFile)
-
-    @functools.cached_property
-    def wheel_hashes(self) -> tuple[rows.WheelHash, ...]:
-        return self._table("wheel_hashes", rows.WheelHash)
-
-    @functools.cached_property
-    def chip_wheels(self) -> tuple[rows.ChipWheel, ...]:
-        return self._table("chip_wheels", rows.ChipWheel)
-
-    @functools.cached_property
-    def runs(self) -> tuple[rows.PublicRun, ...]:
-        """The public runs on real cards."""
-        return self._table("runs", rows.PublicRun)
-
-    @functools.cached_property
-    def probes(self) -> tuple[rows.Probe, ...]:
-        """In the order in which they are to be imported."""
-        return self._table("probes", rows.Probe)
-
-    @functools.cached_property
-    def container_places(self) -> tuple[rows.ContainerPlace, ...]:
-        """In the order in which they are mounted."""
-        return self._table("container_places", rows.ContainerPlace)
-
-    @functools.cached_property
-    def container_cards(self) -> tuple[rows.ContainerCards, ...]:
-        return self._table("container_cards", rows.ContainerCards)
-
-    @functools.cached_property
-    def contradictions(self) -> tuple[rows.Contradiction, ...]:
-        return self._table("contradictions", rows.Contradiction)
-
-    @functools.cached_property
-    def roll_releases(self) -> tuple[rows.RollRelease, ...]:
-        return self._table("roll_releases", rows.RollRelease)
-
-    @functools.cached_property
-    def roll_recipes(self) -> tuple[rows.RollRecipe, ...]:
-        return self._table("roll_recipes", rows.RollRecipe)
-
-    @functools.cached_property
-    def models(self) -> tuple[rows.ModelShape, ...]:
-        return self._table("models", rows.ModelShape)
-
-    @functools.cached_property
-    def model_types(self) -> tuple[rows.ModelType, ...]:
-        return self._table("model_types", rows.ModelType)
 
     @functools.cached_property
     def recipes(self) -> tuple[rows.Recipe, ...]:
@@ -210,11 +119,9 @@ class Matrix:
         """The published stack of exactly that name, read without the others."""
         if "recipes" in vars(self):
             return next((row for row in self.recipes if row.id == name), None)
-        for file in FRAMEWORK_FILES:
-            for row in _rows_with(f'id = "{name}"', self.folder / "frameworks" / f"{file}.toml", rows.Recipe):
-                if row.id == name:
-                    return row
-        return None
+        files = (self.folder / "frameworks" / f"{file}.toml" for file in FRAMEWORK_FILES)
+        found = (row for file in files for row in _rows_with(f'id = "{name}"', file, rows.Recipe))
+        return next((row for row in found if row.id == name), None)
 
     def dnf_names(self, packages: Iterable[str]) -> tuple[str, ...]:
         """System packages, named as on Debian, under their names where dnf or yum installs them, each once."""
@@ -249,7 +156,7 @@ class Matrix:
         """The row of a torch version, a local part such as `+cpu` left aside."""
         return next((row for row in self.companions if row.torch == torch.split("+")[0]), None)
 
-    def version_rows(self, pinned: Mapping[str, str], cann: str | None) -> tuple[rows.Row, ...]:
+    def version_rows(self, pinned: Mapping[str, str], cann: str | None) -> tuple[Row, ...]:
         """The rows of CANN and of the accelerator packages among some versions, by distribution name."""
         found = (
             self.cann_row(cann) if cann else None,
@@ -286,19 +193,16 @@ class Matrix:
         Spaces, hyphens and underscores are one; "910B" is what guides call A2, whatever `npu-smi` prints as 910B.
         """
         wanted = _spoken(name)
-        for row in self.hardware:
-            if wanted in {_spoken(each) for each in (row.id, *row.called)}:
-                return row
+        called = (row for row in self.hardware if wanted in map(_spoken, (row.id, *row.called)))
+        if (row := next(called, None)) is not None:
+            return row
         chip = name.strip()
         return self.hardware_of_chip(chip) or self.hardware_of_chip(f"Ascend{chip}")
 
     def hardware_of_chip(self, name: str) -> rows.Hardware | None:
         """The generation of a chip by its name or SoC as `npu-smi` or CANN prints it; None where no row names it."""
         wanted = name.strip().casefold()
-        for row in self.hardware:
-            if wanted in {each.casefold() for each in (*row.names, *row.socs)}:
-                return row
-        return None
+        return next((row for row in self.hardware if wanted in map(str.casefold, (*row.names, *row.socs))), None)
 
 
 def _spoken(name: str) -> str:

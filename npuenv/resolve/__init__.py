@@ -14,9 +14,8 @@ from packaging.version import InvalidVersion, Version
 
 from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import all_recipes, recipe_named
-from npuenv.resolve.candidate import by_preference, is_asked_for
 from npuenv.resolve.request import checked
-from npuenv.resolve.search import evaluate, first_fit
+from npuenv.resolve.search import evaluate, fitting
 from npuenv.resolve.stack import build
 from npuenv.resolve.types import Conflict, Request
 
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
-    from npuenv.resolve.candidate import Candidate
-    from npuenv.resolve.types import Stack
-
+    from npuenv.resolve.types import Candidate, Stack
 
 __all__ = ["newer_release", "published", "published_requests", "resolve"]
 
@@ -38,28 +35,20 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     Preferred: the requested CANN, else the newest; NPU stacks before CPU ones; then the published platform.
     Raises: BadInput for an unknown name, and for a request too empty to choose by.
     """
-    normalised = checked(request, matrix)
-    candidate = _of_named(normalised, matrix)
-    if candidate is not None:
-        return build(candidate, normalised, matrix)
-    requested, others = by_preference(normalised, matrix)
-    candidate = first_fit(requested, normalised, matrix)
-    if candidate is not None:
-        stack = build(candidate, normalised, matrix)
-        moved = _moved_by_pins(candidate, requested, normalised, matrix) if normalised.pins else None
-        return stack if moved is None else replace(stack, notes=(moved, *stack.notes))
-    return _why_not(normalised, requested, others, matrix)
+    request = checked(request, matrix)
+    candidate = fitting(request, matrix)
+    if candidate is None:
+        from npuenv.resolve.conflict import why_not  # few requests need it
+
+        return why_not(request, matrix)
+    stack = build(candidate, request, matrix)
+    moved = _moved_by_pins(candidate, request, matrix) if request.pins else None
+    return stack if moved is None else replace(stack, notes=(moved, *stack.notes))
 
 
-def _of_named(request: Request, matrix: Matrix) -> Candidate | None:
-    """The candidate of the stack that a request names, without building the other stacks."""
-    recipe = recipe_named(request.stack, matrix) if request.stack else None
-    return first_fit((recipe,), request, matrix) if recipe and is_asked_for(recipe, request) else None
-
-
-def _moved_by_pins(candidate: Candidate, requested: list[Recipe], request: Request, matrix: Matrix) -> Message | None:
+def _moved_by_pins(candidate: Candidate, request: Request, matrix: Matrix) -> Message | None:
     """A note that another stack would be chosen without the user's pins, with its first clash; None otherwise."""
-    usual = first_fit(requested, replace(request, pins={}), matrix)
+    usual = fitting(replace(request, pins={}), matrix)
     if usual is None or usual.recipe.id == candidate.recipe.id:
         return None
     _, clashes = next(evaluate([usual.recipe], request, matrix))
@@ -68,22 +57,6 @@ def _moved_by_pins(candidate: Candidate, requested: list[Recipe], request: Reque
     pins = tuple(f"{name}=={version}" for name, version in request.pins.items())
     args = {"stack": candidate.recipe.id, "usual": usual.recipe.id, "pins": pins, "why": clashes[0].says}
     return Message("resolve.note-moved", args)
-
-
-def _why_not(request: Request, requested: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:
-    """The conflict of a request that no candidate meets."""
-    from npuenv.resolve.conflict import MAX_PINS, clashing_pins, explain, fitting_pins, without_pins
-
-    few = clashing_pins(requested, request, matrix) if len(request.pins) > MAX_PINS else request
-    conflict = explain(list(evaluate(requested, few, matrix)), others, few, matrix, resolve)
-    if few is request:
-        return conflict
-    enough = fitting_pins(requested, request, matrix)
-    return replace(
-        conflict,
-        request=request,
-        ways_out=() if enough is None else without_pins(request, enough, matrix, resolve),
-    )
 
 
 def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:
@@ -102,14 +75,11 @@ def published_requests(matrix: Matrix) -> Iterator[Request]:
     for recipe in all_recipes(matrix):
         if recipe.framework == "torch-npu":
             continue
-        generations = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys((*_TRAINING, *recipe.hardware))
+        generations = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys(("a2", "a3", *recipe.hardware))
         choices = generations if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
         pythons = recipe.python[:1] if recipe.hardware else recipe.python
         for arch, hardware, python in itertools.product(recipe.arch, choices, pythons):
             yield Request(stack=recipe.id, arch=arch, hardware=hardware, python=python)
-
-
-_TRAINING = ("a2", "a3")
 
 
 def newer_release(stack: Stack, request: Request, matrix: Matrix) -> Message | None:

@@ -12,33 +12,35 @@ added back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message
-from npuenv.matrix import Matrix
-from npuenv.matrix.release_stacks import all_recipes
-from npuenv.resolve.candidate import is_asked_for
-from npuenv.resolve.request import says_something
-from npuenv.resolve.rules import OPTIONS
+from npuenv.matrix.release_stacks import recipe_named
+from npuenv.resolve.request import checked, says_something
 from npuenv.resolve.search import (
     OF_ALL_STACKS,
     blocking_pins,
-    broader_clash,
+    by_preference,
     clash_key,
     evaluate,
     find_without,
     first_fit,
+    fitting,
+    is_asked_for,
+    with_broader,
 )
-from npuenv.resolve.types import Clash, Conflict, Request, Stack, WayOut
+from npuenv.resolve.stack import verified_by
+from npuenv.resolve.types import OPTIONS, Clash, Conflict, Request, WayOut, command_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
-    from npuenv.resolve.candidate import Candidate
     from npuenv.resolve.search import Evaluated
+    from npuenv.resolve.types import Candidate
 
 
 # Up to this many rules the smallest set is searched for; beyond that, any set from which no rule can be dropped.
@@ -51,10 +53,23 @@ _RANKS = {"resolve.requires": 2, "resolve.limit": 2, "resolve.stack-package": 3,
 _RANKS |= dict.fromkeys(OF_ALL_STACKS, 4)
 
 
-def explain(
-    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
-) -> Conflict:
-    """The conflict of a request that no candidate meets.
+def why_not(request: Request, matrix: Matrix) -> Conflict:
+    """The conflict of a request in normal form that no candidate meets."""
+    requested, others = by_preference(request, matrix)
+    if len(request.pins) <= _MAX_PINS:
+        evaluated = list(evaluate(requested, request, matrix))
+        ways = _ways_out(evaluated, others, request, matrix)
+        return Conflict(request, _smallest_reason(evaluated, others, request, matrix), ways)
+    few = clashing_pins(requested, request, matrix)
+    enough = fitting_pins(requested, request, matrix)
+    ways = () if enough is None else _without_pins(request, enough, matrix)
+    return Conflict(request, _smallest_reason(list(evaluate(requested, few, matrix)), others, few, matrix), ways)
+
+
+def _smallest_reason(
+    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix
+) -> tuple[Clash, ...]:
+    """The smallest set of clashes that hits every candidate.
 
     `evaluated` are the candidates of the requested stacks, `others` the remaining stacks. Of the latter only candidates
     that the reason found so far does not hit are added, until there is none.
@@ -66,28 +81,24 @@ def explain(
         sets.add(_record(missed, request, clashes))
         chosen = _best_reason(sets, clashes)
     ordered = sorted(chosen, key=lambda key: (clashes[key][0].rule != "request", key))
-    ways = ways_out(evaluated, others, request, matrix, solve)
     recipes = [*(candidate.recipe for candidate, _ in evaluated), *others]
-    return Conflict(request, tuple(_merged(clashes[key], request, recipes) for key in ordered), ways)
+    return tuple(_merged(clashes[key], request, recipes) for key in ordered)
 
 
 def _record(evaluated: Evaluated, request: Request, clashes: dict[str, list[Clash]]) -> frozenset[str]:
     """The keys of a candidate's clashes; adds each clash to `clashes` under its key."""
     candidate, found = evaluated
-    more = (broader_clash(each, candidate, request) for each in found)
-    keys: list[str] = []
-    for clash in (*found, *filter(None, more)):
+    keys = []
+    for clash in itertools.chain.from_iterable(with_broader(each, candidate, request) for each in found):
         keys.append(clash_key(clash))
         clashes.setdefault(keys[-1], []).append(clash)
     return frozenset(keys)
 
 
 def _best_reason(sets: set[frozenset[str]], clashes: Mapping[str, Sequence[Clash]]) -> frozenset[str]:
-    return smallest_hitting_set(sets, {key: _rank(found[0]) for key, found in clashes.items()})
-
-
-def _rank(clash: Clash) -> int:
-    return 0 if clash.rule == "request" else _RANKS.get(clash.says.key, 1)
+    firsts = {key: found[0] for key, found in clashes.items()}
+    ranks = {key: 0 if one.rule == "request" else _RANKS.get(one.says.key, 1) for key, one in firsts.items()}
+    return smallest_hitting_set(sets, ranks)
 
 
 def _merged(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe]) -> Clash:
@@ -174,9 +185,7 @@ def _greedy(needed: Sequence[frozenset[str]]) -> frozenset[str]:
     chosen: list[str] = []
     left = list(needed)
     while left:
-        counts: dict[str, int] = {}
-        for key in itertools.chain.from_iterable(left):
-            counts[key] = counts.get(key, 0) + 1
+        counts = Counter(itertools.chain.from_iterable(left))
         best = min(counts, key=lambda key: (-counts[key], key))
         chosen.append(best)
         left = [each for each in left if best not in each]
@@ -187,7 +196,7 @@ def _greedy(needed: Sequence[frozenset[str]]) -> frozenset[str]:
     return frozenset(chosen)
 
 
-MAX_PINS = 6  # with no more pins than this all combinations are evaluated
+_MAX_PINS = 6  # with no more pins than this all combinations are evaluated
 
 
 def with_pins(request: Request, names: Iterable[str]) -> Request:
@@ -232,97 +241,70 @@ def fitting_pins(recipes: Sequence[Recipe], request: Request, matrix: Matrix) ->
     return with_pins(request, remaining)
 
 
-Solve = Callable[[Request, Matrix], "Stack | Conflict"]
-
 _MAX_SUGGESTIONS = 4
 _ENOUGH = 2  # with so many suggestions among the requested stacks, other stacks are not tried
 # How far a change is from the request: a dropped pin is nearest, another hardware farthest.
-_COST = {
-    "pin": 1,
-    "python": 2,
-    "cann": 3,
-    "driver": 4,
-    "os": 10,
-    "stack": 5,
-    "release": 6,
-    "as_of": 6,
-    "hardware": 20,
-    "arch": 20,
-    "framework": 9,
-}
+_COST = {"pin": 1, "python": 2, "cann": 3, "driver": 4, "stack": 5, "release": 6, "as_of": 6, "framework": 9, "os": 10}
+_COST |= {"hardware": 20, "arch": 20}
 _OTHER_FRAMEWORK = 3  # in addition to the cost of another stack
 
 
-def ways_out(
-    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
+def _ways_out(
+    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix
 ) -> tuple[WayOut, ...]:
     """Up to four changed requests that resolve; one that only adds to the changes of another is left out."""
-    found = tuple(itertools.islice(_resolved(evaluated, request, matrix, solve), _MAX_SUGGESTIONS))
+    found = tuple(itertools.islice(_resolved(evaluated, request, matrix), _MAX_SUGGESTIONS))
     if len(found) >= _ENOUGH:
         return found
-    sufficient = [
-        _relaxed_fields(clashes)
-        for candidate, clashes in evaluated
-        if _is_relaxation(candidate, clashes, request, matrix)
-    ]
+    sufficient = [fields for _, fields in _relaxations(evaluated, request, matrix)]
     everything = [*evaluated, *evaluate(others, request, matrix, sufficient)]
-    return tuple(itertools.islice(_resolved(everything, request, matrix, solve), _MAX_SUGGESTIONS))
+    return tuple(itertools.islice(_resolved(everything, request, matrix), _MAX_SUGGESTIONS))
 
 
-def without_pins(request: Request, changed: Request, matrix: Matrix, solve: Solve) -> tuple[WayOut, ...]:
+def _without_pins(request: Request, changed: Request, matrix: Matrix) -> tuple[WayOut, ...]:
     """The suggestion to drop the pins that `changed` lacks; empty if there are none or `changed` does not resolve."""
     fields = frozenset(f"pin.{name}" for name in request.pins.keys() - changed.pins.keys())
-    solved = solve(changed, matrix)
-    if not fields or not isinstance(solved, Stack):
-        return ()
-    return (WayOut(_suggestion(request, changed, fields, solved), changed, command_for(changed)),)
+    way = _way_out(request, changed, fields, matrix)
+    return (way,) if fields and way else ()
 
 
-def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix, solve: Solve) -> Iterator[WayOut]:
+def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix) -> Iterator[WayOut]:
+    wanted = recipe_named(request.stack, matrix) if request.stack else None
     offers: dict[frozenset[str], tuple[int, int, Request]] = {}
-    for position, (candidate, clashes) in enumerate(evaluated):
-        if not _is_relaxation(candidate, clashes, request, matrix):
-            continue
-        fields = _relaxed_fields(clashes)
-        cost = sum(_cost(field) for field in fields) + (
-            _OTHER_FRAMEWORK if _is_other_framework(candidate, request, matrix) else 0
-        )
-        if not says_something(_relaxed(request, candidate, fields, matrix)):
+    for position, (candidate, fields) in enumerate(_relaxations(evaluated, request, matrix)):
+        is_other = wanted is not None and candidate.recipe.framework != wanted.framework
+        cost = sum(_cost(field) for field in fields) + (_OTHER_FRAMEWORK if is_other else 0)
+        changed = _relaxed(request, candidate, fields, matrix)
+        if not says_something(changed):
             fields |= {"framework"}  # the request named only pins
+            changed = _relaxed(request, candidate, fields, matrix)
         if fields not in offers or cost < offers[fields][0]:
-            offers[fields] = (cost, position, _relaxed(request, candidate, fields, matrix))
+            offers[fields] = (cost, position, changed)
     offered: list[frozenset[str]] = []
     for fields, (_, _, changed) in sorted(offers.items(), key=lambda item: item[1][:2]):
         if any(before <= fields for before in offered):
             continue
-        solved = solve(changed, matrix)
-        if isinstance(solved, Stack):
+        if (way := _way_out(request, changed, fields, matrix)) is not None:
             offered.append(fields)
-            yield WayOut(_suggestion(request, changed, fields, solved), changed, command_for(changed))
+            yield way
 
 
-def _is_relaxation(candidate: Candidate, clashes: Sequence[Clash], request: Request, matrix: Matrix) -> bool:
-    """Whether a candidate clashes only with the request, not with the matrix."""
-    return all(each.rule == "request" for each in clashes) and _has_requested_device(candidate, request, matrix)
-
-
-def _relaxed_fields(clashes: Sequence[Clash]) -> frozenset[str]:
-    return frozenset(str(each.says.args["field"]) for each in clashes)
+def _relaxations(
+    evaluated: Sequence[Evaluated], request: Request, matrix: Matrix
+) -> Iterator[tuple[Candidate, frozenset[str]]]:
+    """The candidates that clash only with the request, not with the matrix, each with the fields it does not meet."""
+    for candidate, clashes in evaluated:
+        if all(each.rule == "request" for each in clashes) and _has_requested_device(candidate, request, matrix):
+            yield candidate, frozenset(str(each.says.args["field"]) for each in clashes)
 
 
 def _cost(field: str) -> int:
     return _COST[field.split(".")[0]]
 
 
-def _is_other_framework(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
-    """Whether a candidate is of another framework than the requested stack."""
-    wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
-    return wanted is not None and candidate.recipe.framework != wanted.framework
-
-
 def _has_requested_device(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
     """Whether a candidate is for the kind of device requested: a CPU stack does not serve an NPU, nor the reverse."""
-    wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
+    wanted = recipe_named(request.stack, matrix) if request.stack else None
     kinds = set()
     if wanted is not None:
         kinds.add(bool(wanted.hardware))
@@ -335,33 +317,24 @@ def _has_requested_device(candidate: Candidate, request: Request, matrix: Matrix
 
 def _relaxed(request: Request, candidate: Candidate, fields: frozenset[str], matrix: Matrix) -> Request:
     """The request with the given fields set to what the candidate has; a pin is dropped."""
+    recipe, cann = candidate.recipe, matrix.cann_row(candidate.cann) if candidate.cann else None
+    has: dict[str, str | None] = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
+    has |= {name: getattr(candidate, name) for name in ("hardware", "os", "arch", "python", "cann")}
+    has |= {"as_of": recipe.date, "driver": (cann and cann.driver_since) or None}
+    changes: dict[str, Any] = {"release": None} if "framework" in fields else {}
+    changes |= {field: has[field] for field in fields if field in has}
     pins = {name: version for name, version in request.pins.items() if f"pin.{name}" not in fields}
-    changed = replace(request, pins=pins)
-    for field in sorted(fields):
-        if field == "stack":
-            changed = replace(changed, stack=candidate.recipe.id)
-        elif field == "framework":
-            changed = replace(changed, framework=candidate.recipe.framework, release=None)
-        elif field == "release":
-            changed = replace(changed, release=candidate.recipe.release)
-        elif field == "as_of":
-            changed = replace(changed, as_of=candidate.recipe.date)
-        elif field == "driver":
-            changed = replace(changed, driver=_driver_floor(candidate, matrix))
-        elif field in OPTIONS:
-            changed = replace(changed, **{field: getattr(candidate, field)})
-    return changed
+    return replace(request, pins=pins, **changes)
 
 
-def _driver_floor(candidate: Candidate, matrix: Matrix) -> str | None:
-    row = matrix.cann_row(candidate.cann or "")
-    return row.driver_since or None if row else None
-
-
-def _suggestion(request: Request, changed: Request, fields: frozenset[str], solved: Stack) -> Message:
-    """The sentence of a suggestion: each change, and the stack that results."""
-    parts = tuple(_change(request, changed, field) for field in sorted(fields, key=lambda field: (_cost(field), field)))
-    return Message("resolve.way-out", {"changes": parts, "stack": solved.name, "verified": solved.verified_by})
+def _way_out(request: Request, changed: Request, fields: frozenset[str], matrix: Matrix) -> WayOut | None:
+    """The suggestion with the changes of the fields and the stack that results; None if `changed` does not resolve."""
+    candidate = fitting(checked(changed, matrix), matrix)
+    if candidate is None:
+        return None
+    changes = tuple(_change(request, changed, field) for field in sorted(fields, key=lambda one: (_cost(one), one)))
+    args = {"changes": changes, "stack": candidate.recipe.id, "verified": verified_by(candidate)}
+    return WayOut(Message("resolve.way-out", args), changed, command_for(changed))
 
 
 def _change(request: Request, changed: Request, field: str) -> Message:
@@ -376,19 +349,3 @@ def _change(request: Request, changed: Request, field: str) -> Message:
     if field == "release":
         new = f"{changed.framework}=={new}"
     return Message("resolve.take-option", {"option": f"{OPTIONS[field]} {new}"})
-
-
-def command_for(request: Request) -> tuple[str, ...]:
-    """The command line for a request."""
-    args = ["npuenv", "resolve", *((request.stack,) if request.stack else ())]
-    for field, option in OPTIONS.items():
-        value = getattr(request, field)
-        if field == "framework" and request.release is not None:
-            value = f"{value}=={request.release}"
-        if value is not None and field != "release":
-            args += [option, value]
-    if request.is_newest:
-        args.append("--newest")
-    for name, version in sorted(request.pins.items()):
-        args += ["--pin", f"{name}=={version}"]
-    return tuple(args)

@@ -17,7 +17,6 @@ from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import known_releases
 from npuenv.matrix.release_stacks import all_recipes, recipe_named
-from npuenv.resolve.candidate import packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -26,12 +25,9 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
 
-# The releases of these are recorded in tables of their own, not with the stacks.
-_WITH_KEYS = ("verl",)
 FRAMEWORKS = (
     "verl", "roll", "vllm-ascend", "torch-npu", "cpu", "sglang", "veomni", "vime", "ms-swift", "llama-factory",
 )  # fmt: skip
@@ -102,7 +98,8 @@ def _with_release(request: Request, matrix: Matrix) -> Request:
     found = next((each for each in known if each in (request.release, wanted) or _is_equal(each, wanted)), None)
     if found is None:
         error = _unknown(request.release, tuple(known), "release")
-        if name in _WITH_KEYS and any(_is_equal(each, wanted) for each in known_releases(name)):
+        # Of verl, releases without a stack are recorded too, in a table of their own.
+        if name == "verl" and any(_is_equal(each, wanted) for each in known_releases(name)):
             args = {"framework": name, "release": wanted}
             raise BadInput(Message("resolve.release-without-stack", args), error.hint)
         raise error
@@ -209,7 +206,9 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
     """
     if not request.pins:
         return
-    known = {name for recipe in _meant(request, matrix) for name in packages(recipe)}
+    every, stack, framework = all_recipes(matrix), request.stack, request.framework
+    meant = [each for each in every if stack in (None, each.id) and framework in (None, each.framework)] or every
+    known = {name for recipe in meant for name in recipe.packages}
     known |= {row.package for row in matrix.unsupported if row.package}
     known |= {versions.requirement_name(text) for row in matrix.built for text in row.requires}
     for name, version in request.pins.items():
@@ -220,14 +219,6 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
             continue
         if difflib.get_close_matches(name, sorted(known), n=1, cutoff=_MISSPELT):
             raise _unknown(name, sorted(known), "package")
-
-
-def _meant(request: Request, matrix: Matrix) -> list[Recipe]:
-    return [
-        recipe
-        for recipe in all_recipes(matrix)
-        if request.stack in (None, recipe.id) and request.framework in (None, recipe.framework)
-    ] or list(all_recipes(matrix))
 
 
 def filled_from_host(
@@ -271,10 +262,6 @@ def with_hardware_of_cards(request: Request, smi: Fact[SmiTable], matrix: Matrix
     return replace(request, hardware=value, origins={**request.origins, "hardware": _line(evidence)})
 
 
-def _host_arch(facts: Facts, matrix: Matrix) -> _Found:
-    return facts.machine.arch.value, facts.machine.arch.evidence
-
-
 def _host_system(facts: Facts, matrix: Matrix) -> _Found:
     system = facts.machine.system.value
     name = f"{system.id}{system.version.split()[0]}".lower() if system and system.version else ""
@@ -293,10 +280,6 @@ def _host_cann(facts: Facts, matrix: Matrix) -> _Found:
     return cann if is_listed else None, facts.cann.toolkit.evidence
 
 
-def _host_hardware(facts: Facts, matrix: Matrix) -> _Found:
-    return _of_cards(facts.npu.smi, matrix)
-
-
 def _of_cards(smi: Fact[SmiTable], matrix: Matrix) -> _Found:
     """The generation of the host's cards; None if no card could be read."""
     names = {card.name for card in smi.value.cards if card.name} if smi.value else set()
@@ -310,8 +293,8 @@ def _of_cards(smi: Fact[SmiTable], matrix: Matrix) -> _Found:
 
 
 _READ_FROM_HOST: dict[str, Callable[[Facts, Matrix], _Found]] = {
-    "arch": _host_arch,
-    "hardware": _host_hardware,
+    "arch": lambda facts, _: (facts.machine.arch.value, facts.machine.arch.evidence),
+    "hardware": lambda facts, matrix: _of_cards(facts.npu.smi, matrix),
     "os": _host_system,
     "driver": _host_driver,
     "cann": _host_cann,

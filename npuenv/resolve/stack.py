@@ -1,33 +1,29 @@
-"""Builds the Stack of a candidate without clashes: pins with reasons, overrides, install order, image, notes.
+"""Builds the Stack of a candidate without clashes: its pins with their reasons, what else a lock needs, its parts.
 
-Among them: the wheels of vllm-ascend that are built for one generation of cards (`chip_wheel`), and whether the stack's
-transformers can load a model (`missing_type`).
+"Why not newer" replaces the chosen version with the next newer one that has a row and reports the resulting conflicts.
+If no table lists the versions of a package, it reports the requirement that bounds it.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from packaging.version import Version
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix.release_stacks import pairing, partner_overrides
-from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
-from npuenv.resolve.reasons import because, because_asked, image_digest_notes, public_run, sources_read, why_not_newer
-from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
+from npuenv.matrix.rows import RecipePin, TritonAscend
+from npuenv.resolve.parts import base_image, environment, git_source, notes, public_run, sources_read
+from npuenv.resolve.request import PYTHONS
+from npuenv.resolve.rules import matrix_conflicts
+from npuenv.resolve.types import BuildStep, Candidate, Override, Pin, Platform, Reason, Request, Stack, same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import ChipWheel, ModelType, Recipe, TorchNpu, TritonAscend
-    from npuenv.resolve.candidate import Candidate
-
-
-_TORCH_FAMILY = ("torch", "torchvision", "torchaudio")
+    from npuenv.matrix.load import Row
+    from npuenv.matrix.rows import RecipeOverride, TorchNpu, VllmAscend
 
 
 def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
@@ -35,7 +31,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
     recipe = candidate.recipe
     cann = matrix.cann_row(candidate.cann) if candidate.cann else None
     image = base_image(candidate, matrix)
-    sources = tuple(_git(each, candidate, request, matrix) for each in recipe.git)
+    sources = tuple(git_source(each, candidate, request, matrix) for each in recipe.git)
     return Stack(
         name=recipe.id,
         framework=recipe.framework,
@@ -45,18 +41,31 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         overrides=tuple(_overrides(candidate, matrix)),
         git_sources=sources,
         order=tuple(BuildStep(step.id, step.does, step.what, Message(step.why)) for step in recipe.step),
-        env=_env(candidate, matrix),
+        env=environment(candidate, matrix),
         image=image,
         cann_root=cann.root if cann else None,
         soc_version=recipe.soc.get(candidate.hardware or ""),
         system_packages=recipe.system_packages,
-        verified_by=verified_by(candidate, request, matrix),
+        verified_by=verified_by(candidate),
         sources=recipe.sources,
-        notes=tuple(_notes(candidate, request, matrix, image, sources)),
+        notes=tuple(notes(candidate, request, matrix, image, sources)),
         date=recipe.date,
         public_run=public_run(candidate, matrix),
         sources_read=sources_read(candidate, matrix),
     )
+
+
+def verified_by(candidate: Candidate) -> str:
+    """The confidence level of the stack: the recipe's own, lowered by every departure from it."""
+    recipe = candidate.recipe
+    published = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", candidate.arch)}
+    if candidate.versions != published or candidate.python != recipe.python[0]:
+        return "satisfiable"
+    if not recipe.hardware:
+        return recipe.verified_by if candidate.arch == recipe.arch[0] else "satisfiable"
+    if versions.cann(candidate.cann or "") != versions.cann(recipe.cann):
+        return "compatible" if recipe.verified_by != "satisfiable" else "satisfiable"
+    return recipe.verified_by
 
 
 def _pins(candidate: Candidate, request: Request, matrix: Matrix) -> Iterator[Pin]:
@@ -75,16 +84,25 @@ def _place_pin(name: str, version: str, candidate: Candidate, request: Request, 
     """The pin of CANN or Python."""
     recipe = candidate.recipe
     requested = getattr(request, name)
-    published = recipe.cann if name == "cann" else recipe.python[0]
     if requested is not None:
-        reason = because_asked(f"--{name} {requested}", request.origins.get(name))
+        reason = _because_asked(f"--{name} {requested}", request.origins.get(name))
     else:
-        reason = Reason(Message("resolve.because-recipe", {"stack": recipe.id}), (recipe.id,), (recipe.source,))
-    strength = "image-practice" if version == published else "request"
+        reason = _reason(recipe, "resolve.because-recipe", stack=recipe.id)
     if name == "cann":
         strength = _cann_strength(candidate, matrix)
-    newer = why_not_newer(name, candidate, request, matrix)
-    return Pin(name, version, reason, newer, strength, None, False)
+    else:
+        strength = "image-practice" if version == recipe.python[0] else "request"
+    newer = _why_not_newer(name, candidate, request, matrix)
+    return Pin(name, version, reason, newer, strength, is_python=False)
+
+
+def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:
+    version, index = _wheel(pin.name, pin.version, candidate, matrix)
+    strength = _cann_strength(candidate, matrix) if pin.name == "torch-npu" else pin.strength
+    built = any(git.name == pin.name for git in candidate.recipe.git)
+    reason = _because(pin, candidate, request, matrix)
+    newer = _why_not_newer(pin.name, candidate, request, matrix)
+    return Pin(pin.name, version, reason, newer, strength, index, not built)
 
 
 def _cann_strength(candidate: Candidate, matrix: Matrix) -> str:
@@ -92,15 +110,7 @@ def _cann_strength(candidate: Candidate, matrix: Matrix) -> str:
     return (pairing(row, candidate.cann or "", matrix) if row else None) or "image-practice"
 
 
-def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:
-    version, index = _wheel(pin.name, pin.version, candidate, matrix)
-    strength: str = pin.strength
-    if pin.name == "torch-npu":
-        strength = _cann_strength(candidate, matrix)
-    built = any(git.name == pin.name for git in candidate.recipe.git)
-    reason = because(pin, candidate, request, matrix)
-    newer = why_not_newer(pin.name, candidate, request, matrix)
-    return Pin(pin.name, version, reason, newer, strength, index, not built)
+_TORCH_FAMILY = ("torch", "torchvision", "torchaudio")
 
 
 def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tuple[str, str | None]:
@@ -128,6 +138,173 @@ def _needs_cpu_wheels(candidate: Candidate) -> bool:
         return True
     torch = candidate.versions.get("torch", "").split("+")[0]
     return bool(torch) and versions.accepts(">=2.11", torch)
+
+
+def _because(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Reason:
+    """Why a package has this version."""
+    recipe = candidate.recipe
+    if pin.name in request.pins:
+        return _because_asked(f"--pin {pin.name}=={request.pins[pin.name]}")
+    if pin.name == "torch" and "torch-npu" in candidate.versions:
+        return _because_torch(candidate, matrix)
+    if pin.name == "torch-npu":
+        return _because_torch_npu(pin, candidate, matrix)
+    row = matrix.companion_row(candidate.versions["torch"]) if pin.name in ("torchvision", "torchaudio") else None
+    if row is not None:
+        says = Message("resolve.because-companion", {"torch": row.torch})
+        return Reason(says, (row.id, recipe.id), (row.source, pin.source))
+    if pin.name == "vllm":
+        return _because_vllm(pin, candidate, matrix)
+    says = Message(pin.why) if pin.why else Message("resolve.because-recipe", {"stack": recipe.id})
+    has_row = pin.name in ("vllm-ascend", "triton-ascend")
+    rows = matrix.version_rows({pin.name: pin.version}, None) if has_row else ()
+    return Reason(says, (*(row.id for row in rows), recipe.id), (pin.source,))
+
+
+def _because_asked(option: str, origin: str | None = None) -> Reason:
+    """The reason of a requested version: the user's option, or the file or host that `origin` names."""
+    if origin is None:
+        return Reason(Message("resolve.because-asked", {"option": option}), ("request",), (option,))
+    return Reason(Message("resolve.because-read", {"line": origin}), ("request",), (origin,))
+
+
+def _reason(row: Row, key: str, /, **args: object) -> Reason:
+    """The reason that one row gives."""
+    return Reason(Message(key, args), (row.id,), (row.source,))
+
+
+def _because_torch(candidate: Candidate, matrix: Matrix) -> Reason:
+    row = matrix.torch_npu_row(candidate.versions["torch-npu"])
+    assert row is not None
+    needs = "torch" + (row.torch_requirement(candidate.arch) or f"=={row.torch}")
+    return _reason(row, "resolve.because-torch", torch_npu=row.version, needs=needs, arch=candidate.arch)
+
+
+def _because_torch_npu(pin: RecipePin, candidate: Candidate, matrix: Matrix) -> Reason:
+    row = matrix.torch_npu_row(pin.version)
+    cann = matrix.cann_row(candidate.cann or "")
+    assert row is not None
+    how = pairing(row, candidate.cann or "", matrix) or "image-practice"
+    args = {"cann": candidate.cann, "version": pin.version}
+    ids = (row.id, *((cann.id,) if cann else ()))
+    return Reason(Message(f"resolve.because-{how}", args), ids, (row.source, pin.source))
+
+
+def _because_vllm(pin: RecipePin, candidate: Candidate, matrix: Matrix) -> Reason:
+    row = matrix.vllm_ascend_row(candidate.versions.get("vllm-ascend", ""))
+    assert row is not None
+    says = Message("resolve.because-vllm", {"vllm_ascend": row.version})
+    return Reason(says, (row.id,), (row.source, pin.source))
+
+
+# Above any release: a requirement that rejects it has an upper bound.
+_FAR = "99999"
+
+
+def _why_not_newer(name: str, candidate: Candidate, request: Request, matrix: Matrix) -> Reason:
+    """The reason against a newer version, or that none is known."""
+    version = _current(name, candidate)
+    newer = _next_newer(name, version, candidate, matrix)
+    if newer is not None:
+        return _pairs_elsewhere(name, newer, candidate, matrix) or _against(name, newer, candidate, matrix)
+    if any(same(version, each) for each in _known_versions(name, candidate, matrix)):
+        return _reason(candidate.recipe, "resolve.newest-known", version=version)
+    return _bounded(name, candidate, matrix) or _unbounded(name, candidate, request, matrix)
+
+
+def _pairs_elsewhere(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
+    """What the next newer version pairs with, if the pairing decides; else None."""
+    if candidate.cann is None:
+        return None
+    if name in ("vllm-ascend", "triton-ascend"):
+        return _published_for_other_cann(name, newer, candidate, matrix)
+    if name not in ("torch-npu", "cann"):
+        return None
+    row = matrix.torch_npu_row(newer if name == "torch-npu" else candidate.versions["torch-npu"])
+    if row is None or pairing(row, newer if name == "cann" else candidate.cann, matrix) == "recommended-pair":
+        return None
+    if name == "cann":
+        if not row.cann or pairing(row, newer, matrix) is None:
+            return None
+        return _reason(row, "resolve.newer-cann-compatible", newer=newer, torch_npu=row.version, cann=row.cann)
+    key = "resolve.newer-pairs" if row.cann or row.cann_unofficial else "resolve.newer-pairs-nothing"
+    says = Message(key, {"newer": newer, "cann": row.cann or row.cann_unofficial})
+    others = tuple(each.rule for each in matrix_conflicts(candidate.with_version(name, newer), matrix))
+    return Reason(says, tuple(dict.fromkeys((row.id, *others))), (row.source,))
+
+
+def _published_for_other_cann(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
+    row: VllmAscend | TritonAscend | None
+    row = matrix.vllm_ascend_row(newer) if name == "vllm-ascend" else matrix.triton_ascend_row(newer)
+    paired = row.cann if isinstance(row, TritonAscend) else tuple(filter(None, [row.cann])) if row else ()
+    if row is None or not paired or any(same(each, candidate.cann) for each in paired):
+        return None
+    return _reason(row, "resolve.newer-pairs", newer=newer, cann=paired)
+
+
+def _against(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason:
+    """The conflicts of the next newer version. For vllm-ascend, vllm changes with it."""
+    changed = candidate.with_version(name, newer)
+    if name == "vllm-ascend":
+        partner = matrix.vllm_ascend_row(newer)
+        changed = changed.with_version("vllm", partner.vllm) if partner else changed
+    found = list(matrix_conflicts(changed, matrix))
+    if not found:
+        return _reason(candidate.recipe, "resolve.newer-not-tried", newer=newer, stack=candidate.recipe.id)
+    first = found[0]
+    says = Message("resolve.newer-objected", {"newer": newer, "objection": first.says})
+    return Reason(says, tuple(dict.fromkeys(each.rule for each in found)), (first.source,))
+
+
+def _next_newer(name: str, version: str, candidate: Candidate, matrix: Matrix) -> str | None:
+    """The next newer published version of a package in its table; None if there is none or no table."""
+    of: Callable[[str], Any] = versions.cann if name == "cann" else versions.python_version
+    known = _known_versions(name, candidate, matrix)
+    return min((each for each in known if of(each) > of(version)), key=of, default=None)
+
+
+def _known_versions(name: str, candidate: Candidate, matrix: Matrix) -> tuple[str, ...]:
+    """The versions of a package that the tables list; empty if no table does."""
+    if name == "cann":
+        return tuple(row.version for row in matrix.cann)
+    if name == "python":
+        return PYTHONS
+    if name == "torch-npu":
+        rows = (row for row in matrix.torch_npu if row.status in ("released", "patch", "unlisted") and row.index)
+        return tuple(row.version for row in rows)
+    if name == "torch" and candidate.recipe.hardware:
+        return tuple({row.torch for row in matrix.torch_npu if row.status == "released"})
+    if name in ("torchvision", "torchaudio"):
+        return tuple(getattr(row, name) for row in matrix.companions)
+    if name == "vllm-ascend":
+        return tuple(row.version for row in matrix.vllm_ascend)
+    if name == "vllm":
+        return tuple({row.vllm for row in matrix.vllm_ascend})
+    if name == "triton-ascend":
+        return tuple(row.version for row in matrix.triton_ascend)
+    return ()
+
+
+def _current(name: str, candidate: Candidate) -> str:
+    if name == "cann":
+        return candidate.cann or ""
+    return candidate.python if name == "python" else candidate.versions[name]
+
+
+def _bounded(name: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
+    """The requirement that bounds the version from above."""
+    found = list(matrix_conflicts(candidate.with_version(name, _FAR), matrix))
+    if not found:
+        return None
+    needs = tuple(dict.fromkeys(str(each.says.args["needs"]) for each in found if "needs" in each.says.args))
+    says = Message("resolve.bounded", {"needs": needs, "source": found[0].source})
+    return Reason(says, tuple(dict.fromkeys(each.rule for each in found)), tuple(each.source for each in found))
+
+
+def _unbounded(name: str, candidate: Candidate, request: Request, matrix: Matrix) -> Reason:
+    key = "resolve.not-newer-asked" if name in request.pins else "resolve.not-newer-recipe"
+    args = {"stack": candidate.recipe.id, "package": name, "version": _current(name, candidate)}
+    return _reason(candidate.recipe, key, **args)
 
 
 def _requirements(candidate: Candidate, request: Request, matrix: Matrix) -> tuple[str, ...]:
@@ -172,197 +349,3 @@ def _override(each: RecipeOverride, candidate: Candidate, matrix: Matrix) -> Ove
     requirement = each.requirement.replace("{torch}", torch)
     reason = Reason(Message(each.why), (candidate.recipe.id,), (each.source,))
     return Override(each.package, each.does, requirement, reason)
-
-
-def _git(each: RecipeGit, candidate: Candidate, request: Request, matrix: Matrix) -> GitSource:
-    """A repository at its tag or commit. A version other than the recipe's own changes the tag."""
-    version = candidate.versions.get(each.name)
-    own = next((pin.version for pin in candidate.recipe.pin if pin.name == each.name), None)
-    ref = f"v{version}" if version != own else each.ref
-    build_env = dict(each.build_env)
-    if each.name == "vllm-ascend" and candidate.hardware:
-        build_env["SOC_VERSION"] = candidate.recipe.soc.get(candidate.hardware, "")
-    built = matrix.built_row(each.name, version or each.ref.removeprefix("v"))
-    requires = built.requires if built else ()
-    released = matrix.vllm_ascend_row(ref.removeprefix("v")) if each.name == "vllm-ascend" else None
-    commit = released.commit if released and not each.moving else ""
-    # Hardware that was only assumed decides nothing that fails on other hardware.
-    wheel = _chip_wheel(each, ref, candidate, matrix) if request.hardware else None
-    return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires, commit, wheel)
-
-
-def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
-    """Settings for every process of the framework. Those for one role belong in the launch files."""
-    env: dict[str, str] = {}
-    for row in matrix.settings:
-        if (
-            row.role == "all"
-            and candidate.recipe.framework in row.frameworks
-            and _is_read(row.since, row.until, candidate)
-        ):
-            env[row.name] = row.value
-    system = matrix.system_row(candidate.os) if candidate.os else None
-    arch = {"aarch64": "arm64", "x86_64": "amd64"}.get(candidate.arch, candidate.arch)
-    # Debian names a package's folder after the architecture; dnf uses the same folder on all.
-    ending = "" if system and system.packages == "dnf" else f"-{arch}"
-    own = {name: value.replace("-{debian_arch}", ending) for name, value in candidate.recipe.env.items()}
-    return {**env, **own}
-
-
-def _is_read(since: str, until: str, candidate: Candidate) -> bool:
-    """Whether the stack's vllm-ascend version reads a setting."""
-    version = candidate.versions.get("vllm-ascend")
-    if version is None:
-        return not since
-    return not (since and not versions.accepts(f">={since}", version)) and not (
-        until and versions.accepts(f">={until}", version)
-    )
-
-
-def base_image(candidate: Candidate, matrix: Matrix) -> str | None:
-    """The published base image for the platform, in the recipe's own registry first; None if nobody publishes one."""
-    chip = matrix.hardware_row(candidate.hardware) if candidate.hardware else None
-    if chip is None or candidate.cann is None:
-        return None
-    recipe = candidate.recipe
-    fitting = [
-        row
-        for row in matrix.images
-        if versions.cann(row.cann) == versions.cann(candidate.cann)
-        and chip.id in row.hardware
-        and (candidate.os or "") in row.os
-        and row.python == candidate.python
-    ]
-    fitting.sort(key=lambda row: (row.repository != recipe.image_repository, row.suffix != recipe.image_suffix))
-    if not fitting:
-        return None
-    row = fitting[0]
-    return f"{row.repository}:{row.tag}-{chip.image_chip}-{candidate.os}-py{row.python}{row.suffix}"
-
-
-def verified_by(candidate: Candidate, request: Request, matrix: Matrix) -> str:
-    """The confidence level of the stack: the recipe's own, lowered by every departure from it."""
-    recipe = candidate.recipe
-    published = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", candidate.arch)}
-    if candidate.versions != published or candidate.python != recipe.python[0]:
-        return "satisfiable"
-    if not recipe.hardware:
-        return recipe.verified_by if candidate.arch == recipe.arch[0] else "satisfiable"
-    if versions.cann(candidate.cann or "") != versions.cann(recipe.cann):
-        return "compatible" if recipe.verified_by != "satisfiable" else "satisfiable"
-    return recipe.verified_by
-
-
-def _notes(
-    candidate: Candidate, request: Request, matrix: Matrix, image: str | None, sources: Sequence[GitSource]
-) -> Iterator[Message]:
-    recipe = candidate.recipe
-    missing = missing_model_type(recipe.id, candidate.versions.get("transformers"), recipe.framework, matrix)
-    if missing is not None:
-        yield missing
-    yield from (Message(key) for key in recipe.notes)
-    for each in recipe.dispute:
-        args: dict[str, object] = {"about": each.about, "one": each.one, "one_source": each.one_source}
-        args |= {"other": each.other, "other_source": each.other_source, "why": Message(each.why)}
-        yield Message(f"resolve.dispute-{each.believe}", args)
-    if not recipe.hardware:
-        given = tuple(
-            f"--{name} {getattr(request, name)}" for name in ("hardware", "cann", "driver") if getattr(request, name)
-        )
-        if given:
-            yield Message("resolve.note-no-npu", {"options": given, "stack": recipe.id})
-        return
-    if request.hardware is None:
-        yield Message("resolve.note-assumed-hardware", {"hardware": candidate.hardware, "has": recipe.hardware})
-    if image is None:
-        platform = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
-        yield Message("resolve.note-no-image", {"cann": candidate.cann, **platform})
-    yield from image_digest_notes(image, matrix)
-    yield from _chip_wheel_notes(sources)
-    if candidate.os not in recipe.os:
-        yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
-    yield from _driver_notes(candidate, matrix)
-
-
-def _driver_notes(candidate: Candidate, matrix: Matrix) -> Iterator[Message]:
-    row = matrix.cann_row(candidate.cann or "")
-    if row is None or candidate.driver is None:
-        return
-    if not row.driver_since:
-        yield Message("resolve.note-driver-unstated", {"cann": row.version, "driver": candidate.driver})
-    elif row.driver_until and versions.driver(candidate.driver).series > versions.driver(row.driver_until).series:
-        args = {"cann": row.version, "until": row.driver_until, "driver": candidate.driver}
-        yield Message("resolve.note-driver-newer", args)
-
-
-def _chip_wheel(source: RecipeGit, ref: str, candidate: Candidate, matrix: Matrix) -> ChipWheel | None:
-    """The wheel of a component at a release's tag for a candidate's cards, Python, architecture and C library, or None.
-
-    One whose hash is known comes first. The wheel has compiled code: it is only for the CANN and torch_npu that its
-    release was built with.
-    """
-    version = candidate.versions.get(source.name)
-    if source.moving or source.how != "install" or ref != f"v{version}":
-        return None
-    system = matrix.system_row(candidate.os) if candidate.os else None
-    python = f"-cp{candidate.python.replace('.', '')}-"
-    fitting = [
-        row
-        for row in matrix.chip_wheels
-        if (row.name, row.version, row.hardware) == (source.name, version, candidate.hardware)
-        and python in row.id
-        and f"_{candidate.arch}" in row.id
-        and versions.accepts(f">={row.glibc}", system.glibc if system else candidate.recipe.glibc)
-    ]
-    return max(fitting, key=lambda row: bool(row.sha256)) if fitting and _is_as_built(candidate, matrix) else None
-
-
-def _chip_wheel_notes(sources: Iterable[GitSource]) -> Iterator[Message]:
-    """What an installation takes from a wheel for the requested hardware, and which wheel has no known hash."""
-    for wheel in filter(None, (source.wheel for source in sources)):
-        args = {"name": wheel.name, "file": wheel.id, "hardware": wheel.hardware, "sha256": wheel.sha256}
-        index = Message("plan.default-index") if wheel.index == "default" else wheel.index
-        key = "resolve.note-chip-wheel" if wheel.sha256 else "resolve.note-chip-wheel-unhashed"
-        yield Message(key, {**args, "index": index})
-
-
-def _is_as_built(candidate: Candidate, matrix: Matrix) -> bool:
-    """Whether a candidate has the CANN and the torch_npu of its vllm-ascend release."""
-    row = matrix.vllm_ascend_row(candidate.versions.get("vllm-ascend", ""))
-    if row is None or candidate.cann is None:
-        return False
-    cann = {versions.cann(text) for text in (row.cann, *(image.cann for image in row.image)) if text}
-    torch_npu = versions.exact(row.requirement("torch-npu")) or row.torch_npu
-    has = candidate.versions.get("torch-npu", "")
-    is_torch_npu = bool(torch_npu and has) and Version(torch_npu).release == Version(has).release
-    return versions.cann(candidate.cann) in cann and is_torch_npu
-
-
-def missing_model_type(name: str, transformers: str | None, framework: str, matrix: Matrix) -> Message | None:
-    """A message that a release of transformers is older than the models in a stack's or a model's name.
-
-    It names the framework's stacks that can load them, those with that name first. None if it is not older, if no row
-    matches the name, or if no release is pinned.
-    """
-    row = _model_type_of(name, matrix)
-    if row is None or transformers is None or _can_load(transformers, row):
-        return None
-    able = [each for each in matrix.recipes if each.framework == framework and _can_load(_transformers_of(each), row)]
-    named = [each for each in able if _model_type_of(each.id, matrix) is row]
-    stacks = tuple(each.id for each in named or able)
-    elsewhere = Message("resolve.model-elsewhere", {"stacks": stacks}) if stacks else Message("resolve.model-nowhere")
-    args = {"has": transformers, "model": row.family, "since": row.since, "elsewhere": elsewhere}
-    return Message("resolve.note-model-type", args)
-
-
-def _model_type_of(name: str, matrix: Matrix) -> ModelType | None:
-    plain = name.casefold().replace("_", "-")
-    return next((row for row in matrix.model_types if re.search(row.pattern, plain)), None)
-
-
-def _can_load(transformers: str | None, row: ModelType) -> bool:
-    return transformers is not None and versions.accepts(f">={row.since}", transformers)
-
-
-def _transformers_of(recipe: Recipe) -> str | None:
-    return next((pin.version for pin in recipe.pin if pin.name == "transformers"), None)

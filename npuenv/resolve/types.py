@@ -1,15 +1,17 @@
-"""The types of a resolution: Request, Stack, Conflict and their parts."""
+"""The types of a resolution: Request, Candidate, Stack, Conflict and their parts, and a request as a command line."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from npuenv.core import versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.core.messages import Message
-    from npuenv.matrix.rows import ChipWheel, PublicRun
+    from npuenv.matrix.rows import ChipWheel, PublicRun, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,57 @@ class Request:
     # Package or field -> where its value stands, like "constraints.txt:3" or "uname -m: aarch64"; absent: the command
     # line.
     origins: Mapping[str, str] = field(default_factory=dict)
+
+
+# The option of each field of a request.
+OPTIONS = {"framework": "--for", "release": "--for", "as_of": "--as-of"}
+OPTIONS |= {name: f"--{name}" for name in ("hardware", "os", "arch", "python", "cann", "driver")}
+
+
+def command_for(request: Request) -> tuple[str, ...]:
+    """The command line for a request."""
+    args = ["npuenv", "resolve", *((request.stack,) if request.stack else ())]
+    for name, option in OPTIONS.items():
+        value = getattr(request, name)
+        if name == "framework" and request.release is not None:
+            value = f"{value}=={request.release}"
+        if value is not None and name != "release":
+            args += [option, value]
+    args += ["--newest"] if request.is_newest else []
+    for name, version in sorted(request.pins.items()):
+        args += ["--pin", f"{name}=={version}"]
+    return tuple(args)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One recipe on one platform. `versions` holds what is pinned, by distribution name."""
+
+    recipe: Recipe
+    arch: str
+    python: str
+    hardware: str | None
+    os: str | None
+    cann: str | None
+    driver: str | None  # None: the driver is not checked
+    versions: Mapping[str, str]
+
+    def with_version(self, name: str, version: str) -> Candidate:
+        """The same candidate with another version of a package, CANN or Python."""
+        if name == "cann":
+            return replace(self, cann=version)
+        if name == "python":
+            return replace(self, python=version)
+        return replace(self, versions={**self.versions, name: version})
+
+
+def same(one: str | None, other: str | None) -> bool:
+    """Whether two names or CANN versions are equal."""
+    if one is None or other is None:
+        return one is other
+    if one.casefold() == other.casefold():
+        return True
+    return versions.is_cann(one) and versions.is_cann(other) and versions.cann(one) == versions.cann(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve
-from npuenv.resolve.candidate import is_candidate_release
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def test_what_stands_behind_another_has_a_complete_lock_and_serves_as_well(
     if found.name == first.name:
         return
     recipe = recipe_named(found.name, MATRIX)
-    assert recipe is not None and not is_candidate_release(recipe)
+    assert recipe is not None and not recipe.is_release_candidate
     lock, passed = find_lock(found, tmp_path), find_lock(first, tmp_path)
     assert lock is not None and lock.status == COMPLETE
     assert passed is not None and passed.status != COMPLETE

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.documents import load_toml
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.release_stacks import all_recipes
+from npuenv.matrix.tables import Table
 from npuenv.resolve import published, resolve
 from npuenv.resolve.types import Request
 
@@ -53,7 +54,7 @@ def read(folder: Path) -> None:
     """Reads every table into rows."""
     matrix = Matrix(folder)
     for name, each in vars(Matrix).items():
-        if isinstance(each, functools.cached_property):
+        if isinstance(each, functools.cached_property | Table):
             getattr(matrix, name)
 
 

@@ -23,11 +23,11 @@ def placeholders(template: str) -> set[str]:
 
 
 def named_in_code() -> dict[str, str]:
-    """Message keys that stand as literals in `Message("...")` calls, with the place."""
+    """Message keys that stand as literals in calls of `Message`, or with a row before them, with the place."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
-        for match in re.finditer(r"""\bMessage\(\s*"([^"]+)\"""", source):
+        for match in re.finditer(r"""\b(?:Message\(|_(?:clash|reason)\([\w.]+,)\s*"([^"]+)\"""", source):
             found[match[1]] = f"{path.name}:{source.count(chr(10), 0, match.start()) + 1}"
     return found
 

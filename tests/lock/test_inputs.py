@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from npuenv.core.messages import Message
+from npuenv.lock.conflict import pulled_in_by, unwanted
 from npuenv.lock.file import STACK, LockedPackage, Proof
 from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, InputLine, inputs_of
-from npuenv.lock.make import pulled_in_by, unwanted
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
 REASON = Reason(Message("plan.why-rest"), (), ("row",))

@@ -11,7 +11,8 @@ from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
-from npuenv.lock.checking import fill_command, require_complete
+from npuenv.lock.checking import require_complete
+from npuenv.lock.export import fill_command
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.store import as_locked, find_lock, put_lock

@@ -13,7 +13,7 @@ from npuenv.core.errors import BadInput, NpuenvError
 from npuenv.core.messages import LANGUAGES, Message, say
 from npuenv.maintain.check import check
 from npuenv.matrix import Matrix, load_matrix, rows
-from npuenv.matrix.load import load_table, parse_table
+from npuenv.matrix.load import Row, load_table, parse_table
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 
@@ -32,7 +32,7 @@ seen = "2026-11-21"
 """
 
 
-def refused(text: str, kind: type[rows.Row] = rows.Limit) -> Message:
+def refused(text: str, kind: type[Row] = rows.Limit) -> Message:
     with pytest.raises(BadInput) as error:
         parse_table(text, kind, "limits.toml")
     assert isinstance(error.value, NpuenvError)

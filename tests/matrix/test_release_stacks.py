@@ -11,9 +11,8 @@ from npuenv.matrix import Matrix
 from npuenv.matrix.release_stacks import all_recipes, of_torch_npu, pairing, partner_overrides, recipe_named
 from npuenv.matrix.rows import RecipePin
 from npuenv.resolve import resolve
-from npuenv.resolve.candidate import candidate_of, choices
 from npuenv.resolve.rules import matrix_conflicts
-from npuenv.resolve.search import broader_clash
+from npuenv.resolve.search import broader_clash, candidate_of, choices
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX
 

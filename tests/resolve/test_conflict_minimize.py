@@ -9,9 +9,8 @@ import pytest
 from npuenv.lock.file import read_lock
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
-from npuenv.resolve.candidate import by_preference
 from npuenv.resolve.conflict import clashing_pins, fitting_pins, with_pins
-from npuenv.resolve.search import first_fit
+from npuenv.resolve.search import by_preference, first_fit
 from npuenv.resolve.types import Conflict, Request, Stack
 
 MATRIX = load_matrix()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.resolve.candidate import by_preference
 from npuenv.resolve.conflict import fitting_pins, with_pins
-from npuenv.resolve.search import first_fit
+from npuenv.resolve.search import by_preference, first_fit
 from npuenv.resolve.types import Request
 
 MATRIX = load_matrix()

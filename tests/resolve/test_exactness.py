@@ -13,12 +13,11 @@ from npuenv.core.documents import load_toml
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve import resolve
-from npuenv.resolve.candidate import Candidate, by_preference, candidate_of, choices
 from npuenv.resolve.conflict import smallest_hitting_set
 from npuenv.resolve.request import checked
 from npuenv.resolve.rules import matrix_conflicts, unmet_requests
-from npuenv.resolve.search import clash_key, clash_keys
-from npuenv.resolve.types import Conflict, Request, Stack
+from npuenv.resolve.search import by_preference, candidate_of, choices, clash_key, clash_keys
+from npuenv.resolve.types import Candidate, Conflict, Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,11 @@ from npuenv.core import versions
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.release_stacks import all_recipes, pairing
 from npuenv.resolve import published, published_requests, resolve, search
-from npuenv.resolve.candidate import Candidate, candidate_of, choices
 from npuenv.resolve.conflict import smallest_hitting_set
 from npuenv.resolve.request import checked
 from npuenv.resolve.rules import driver_is_too_old, matrix_conflicts
-from npuenv.resolve.types import Clash, Conflict, Pin, Request, Stack
+from npuenv.resolve.search import candidate_of, choices
+from npuenv.resolve.types import Candidate, Clash, Conflict, Pin, Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import STATUS_OF, Finding
 from npuenv.core.messages import Message
+from npuenv.matrix.load import Row
 from npuenv.matrix.ranges import common_version, samples
-from npuenv.matrix.rows import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -22,7 +22,7 @@ from npuenv.core.documents import TomlError, parse_toml
 from npuenv.core.messages import Message
 from npuenv.core.versions import specifier
 from npuenv.index.metadata import Requires, Unreadable, metadata_requires
-from npuenv.matrix.rows import ReleaseImage, Row
+from npuenv.matrix.rows import ReleaseImage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
     from npuenv.index.pages import Indexes, IndexFile
+    from npuenv.matrix.load import Row
     from npuenv.matrix.tables import Matrix
 
 

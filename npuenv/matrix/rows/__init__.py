@@ -12,9 +12,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from npuenv.matrix.load import Row as Row
-from npuenv.matrix.load import VerifiedBy as VerifiedBy
-
 if TYPE_CHECKING:
     from npuenv.matrix.rows.launch import *  # noqa: F403
     from npuenv.matrix.rows.machine import *  # noqa: F403
@@ -22,66 +19,19 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows.recipes import *  # noqa: F403
 
 _SUBJECTS = {
-    "launch": (
-        "Bound",
-        "Choice",
-        "ContainerCards",
-        "ContainerPlace",
-        "LaunchKey",
-        "LaunchRecipe",
-        "MovedKey",
-        "RefusedValue",
-        "RollDeparture",
-        "RollRecipe",
-        "RollRelease",
-    ),
-    "machine": (
-        "Cann",
-        "CannFile",
-        "Hardware",
-        "Image",
-        "ImageDigest",
-        "Index",
-        "NpuFault",
-        "Probe",
-        "Setting",
-        "System",
-        "SystemPackage",
-        "Variable",
-    ),
-    "packages": (
-        "Built",
-        "ChipWheel",
-        "Companion",
-        "Contradiction",
-        "Limit",
-        "PublicRun",
-        "ReleaseImage",
-        "TorchNpu",
-        "TritonAscend",
-        "Unsupported",
-        "VllmAscend",
-        "WheelHash",
-    ),
-    "recipes": (
-        "Dispute",
-        "ModelShape",
-        "ModelType",
-        "Recipe",
-        "RecipeGit",
-        "RecipeOverride",
-        "RecipePin",
-        "RecipeRange",
-        "RecipeStep",
-        "Upstream",
-    ),
+    "launch": "Bound Choice ContainerCards ContainerPlace LaunchKey LaunchRecipe MovedKey RefusedValue"
+    " RollDeparture RollRecipe RollRelease",
+    "machine": "Cann CannFile Hardware Image ImageDigest Index NpuFault Probe Setting System SystemPackage Variable",
+    "packages": "Built ChipWheel Companion Contradiction Limit PublicRun ReleaseImage TorchNpu TritonAscend"
+    " Unsupported VllmAscend WheelHash",
+    "recipes": "Dispute ModelShape ModelType Recipe RecipeGit RecipeOverride RecipePin RecipeRange RecipeStep Upstream",
 }
 
 
 def __getattr__(name: str) -> object:
     """A row by its name."""
     for subject, names in _SUBJECTS.items():
-        if name in names:
+        if name in names.split():
             found: object = getattr(importlib.import_module(f"{__name__}.{subject}"), name)
             globals()[name] = found
             return found

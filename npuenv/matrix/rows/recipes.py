@@ -6,6 +6,7 @@ from collections.abc import Mapping  # noqa: TC003 - the loader reads these anno
 from dataclasses import dataclass, field
 from typing import Literal
 
+from npuenv.core import versions
 from npuenv.matrix.load import Row, Strength, VerifiedBy
 
 
@@ -106,6 +107,17 @@ class Recipe(Row):
     notes: tuple[str, ...] = ()
     glibc: str = "2.28"  # the floor its wheels have; a system below it cannot run it
     lacks: tuple[str, ...] = ()  # what the published recipe leaves unsaid, so that it is no stack: "cann", "torch-npu"
+
+    @property
+    def packages(self) -> set[str]:
+        """The distribution names in it: pinned, required, or built."""
+        names = {pin.name for pin in self.pin} | {git.name for git in self.git}
+        return names | {versions.requirement_name(text) for text in self.requirements}
+
+    @property
+    def is_release_candidate(self) -> bool:
+        """Whether it is of a vllm-ascend release candidate."""
+        return self.framework == "vllm-ascend" and versions.python_version(self.release).is_prerelease
 
 
 @dataclass(frozen=True, slots=True)

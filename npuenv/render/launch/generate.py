@@ -29,7 +29,7 @@ from npuenv.render.launch.roll_recipe import (
 from npuenv.render.launch.verl import render_verl
 from npuenv.render.launch.verl_job import check_recipe, environment, job_for, written
 from npuenv.render.variables import render_ray
-from npuenv.resolve.stack import missing_model_type
+from npuenv.resolve.parts import missing_model_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.matrix.rows import Row
+    from npuenv.matrix.load import Row
     from npuenv.matrix.tables import Matrix
     from tests.support.package_index import Served
 

@@ -11,7 +11,7 @@ from npuenv.cli import main
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
-from npuenv.resolve.stack import missing_model_type
+from npuenv.resolve.parts import missing_model_type
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
 
