@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
-from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.hydra import NotHydra, read_value, write_value
-from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.memory.types import Job, Sizes
 from npuenv.preflight.rules.memory import verl_job
 from npuenv.preflight.yaml_text import write_scalar
-from npuenv.render.launch.job import nested
+from npuenv.render.launch.job import launch_of, nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,18 +125,6 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
     values = {f"{_A}.strategy": recipe.strategy} | values
     launch = launch_of("verl", release, values, environment(recipe))
     return replace(verl_job(launch, model, cards), has_critic=recipe.algorithm == "ppo")
-
-
-def launch_of(
-    framework: Literal["verl", "roll"], release: str, values: Mapping[str, object], environ: Mapping[str, str]
-) -> Launch:
-    """The values of a recipe as a launch, over what the release sets by itself."""
-
-    def settings(pairs: Mapping[str, object]) -> dict[str, LaunchSetting]:
-        return {key: LaunchSetting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
-
-    known = defaults_of(framework, release)
-    return Launch(framework, release, settings(values), known, settings(environ), Machine(), "command")
 
 
 def _sft_job(values: Mapping[str, Value], *, model: Model, cards: Cards, release: str, strategy: str) -> Job:

@@ -16,7 +16,8 @@ from npuenv.core.errors import BadInput, CannotTell, StepFailed
 from npuenv.core.messages import Message
 from npuenv.host.background import Running
 from npuenv.matrix import load_matrix
-from npuenv.render.launch.generate import LaunchOptions, launch
+from npuenv.render.launch.generate import launch
+from npuenv.render.launch.job import LaunchOptions
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request
 from npuenv.resolve.types import Stack as Resolved
