@@ -270,7 +270,7 @@ _USER_NAME = re.compile(r"\d+(?::\d+)?", re.ASCII)
 def plain_words(words: Sequence[str], what: str) -> tuple[str, ...]:
     """The words themselves, each plain. Raises BadInput for one that is not, and for none at all."""
     if not words or not words[0]:
-        raise BadInput(Message("container.no-words", {"what": what}), Message("container.no-words-hint"))
+        raise _bad("no-words", what=what)
     return tuple(plain(word, what) for word in words)
 
 
@@ -287,7 +287,7 @@ def absolute_path(path: str, what: str) -> str:
         raise BadInput(Message("render.unsafe-value", args), Message("container.unsafe-path-hint"))
     clean = "/" + posixpath.normpath(path).lstrip("/")
     if clean == "/":
-        raise BadInput(Message("container.whole-root", {"what": what}), Message("container.whole-root-hint"))
+        raise _bad("whole-root", what=what)
     return clean
 
 
@@ -311,12 +311,12 @@ def near_name(words: str) -> str:
 def image_name(name: str) -> str:
     """The reference itself, when it is one of an image. Raises BadInput."""
     if not _IMAGE.fullmatch(name):
-        raise BadInput(Message("container.bad-image", {"image": repr(name)}), Message("container.bad-image-hint"))
+        raise _bad("bad-image", image=repr(name))
     return name
 
 
 def user_ids(user: str) -> str:
     """The ids themselves: UID or UID:GID in digits, which every engine understands. Raises BadInput."""
     if not _USER_NAME.fullmatch(user):
-        raise BadInput(Message("container.bad-user", {"user": repr(user)}), Message("container.bad-user-hint"))
+        raise _bad("bad-user", user=repr(user))
     return user

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """Places as the nodes of the run see them, the same on all of them."""
-
-    model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
-    train_file: str
-    validation_file: str
-    preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """What the user said. None or "": not said, the recipe or the stack decides."""
 

@@ -21,7 +21,6 @@ from npuenv.render.files import UNSAFE_IN_YAML, UNSAFE_OR_BLANK, fill, plain
 from npuenv.render.launch.job import (
     LaunchFiles,
     LaunchOptions,
-    Paths,
     because,
     cards_of,
     chosen_placement,
@@ -32,6 +31,7 @@ from npuenv.render.launch.job import (
     unknown,
 )
 from npuenv.render.launch.verl_job import (
+    Paths,
     check,
     check_recipe,
     environment,

@@ -21,11 +21,21 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import LaunchKey, LaunchRecipe
     from npuenv.preflight.memory.types import Cards, Engine, Model, Placement
-    from npuenv.render.launch.job import Paths
 
 
 V = TypeVar("V")
 Value = bool | int | float | str | list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Places as the nodes of the run see them, the same on all of them."""
+
+    model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
+    train_file: str
+    validation_file: str
+    preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
+
 
 # A word that no shell expands or parts.
 _PLAIN_SHELL = re.compile(r"[A-Za-z0-9_./:@%+=,-]+\Z")
