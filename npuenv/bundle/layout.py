@@ -182,12 +182,7 @@ def settle(folder: Path, programs: Collection[str]) -> None:
 
 
 def write_tar(
-    folder: Path,
-    out: Path,
-    *,
-    top: str,
-    first: tuple[str, ...] = (),
-    skip: frozenset[str] = frozenset(),
+    folder: Path, out: Path, *, top: str, first: tuple[str, ...] = (), skip: frozenset[str] = frozenset()
 ) -> None:
     """The files and links below a folder as an archive: sorted, `first` before all others, without traces of this
     machine.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 class IndexItem:
     """One file from an index, and its purpose."""
 
-    kind: str  # as in manifest.FileRow
+    kind: str  # as in FileRow
     name: str
     version: str
     download: Download

@@ -263,43 +263,16 @@ MACHINE: Sequence[Callable[[Reading], Finding]] = (
 
 # Causes first. The arithmetic of a step is wrong in the trainer's code or on the device; all else can only be the code.
 _BY_ARITHMETIC = (
-    "learner-logprobs-wrong",
-    "reference-logprobs-wrong",
-    "advantages-wrong",
-    "loss-wrong",
-    "gradients-not-summed",
-    "gradient-missing",
-    "gradient-wrong",
-    "clip-wrong",
-    "optimizer-wrong",
-    "critic-wrong",
-    "sampler-logprobs-wrong",
-)
+    "learner-logprobs-wrong", "reference-logprobs-wrong", "advantages-wrong", "loss-wrong", "gradients-not-summed",
+    "gradient-missing", "gradient-wrong", "clip-wrong", "optimizer-wrong", "critic-wrong", "sampler-logprobs-wrong",
+)  # fmt: skip
 WRONG = (
-    "prompts-repeat",
-    "prompts-differ",
-    "heldout-overlaps",
-    "batch-differs",
-    "rewards-wrong",
-    "mini-batches-differ",
-    "order-differs",
-    "reference-not-start",
-    "reference-moved",
-    "state-changed",
-    "lr-off-schedule",
-    "noise-off-schedule",
-    "noise-repeats",
-    "kl-coef-off",
-    "answers-cut",
-    "rows-repeat",
-    "samples-repeat",
-    "mask-on-observations",
-    "answers-misplaced",
-    "sampler-weights-failed",
-    *_BY_ARITHMETIC,
-    "metrics-wrong",
+    "prompts-repeat", "prompts-differ", "heldout-overlaps", "batch-differs", "rewards-wrong", "mini-batches-differ",
+    "order-differs", "reference-not-start", "reference-moved", "state-changed", "lr-off-schedule",
+    "noise-off-schedule", "noise-repeats", "kl-coef-off", "answers-cut", "rows-repeat", "samples-repeat",
+    "mask-on-observations", "answers-misplaced", "sampler-weights-failed", *_BY_ARITHMETIC, "metrics-wrong",
     "restore-incomplete",
-)
+)  # fmt: skip
 # The trainer's stages, each a check `training.NAME`.
 STAGES = ("prompts", "samples", "heldout", "batch", "mini-batches", "schedules", "reference", "state", "recomputed")
 

@@ -19,7 +19,7 @@ from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
 from npuenv.render.launch import roll_recipe as recipes
-from npuenv.render.launch.job import chosen_placement, parse_cards, parse_overrides
+from npuenv.render.launch.job import LaunchOptions, chosen_placement, parse_cards, parse_overrides
 from npuenv.render.launch.roll import render_roll
 from npuenv.render.launch.roll_recipe import is_read, mapping_text
 from npuenv.resolve import resolve
@@ -398,14 +398,14 @@ def test_card_lists_are_read_and_refused() -> None:
 def test_what_is_not_said_about_cards_follows_from_the_rest() -> None:
     cards = Cards("a2", 4)
     said: dict[str, Any] = {"train": None, "infer": None, "reference": None, "layout": None}
-    assert chosen_placement(cards, **said) is None
-    split = chosen_placement(cards, **{**said, "train": "0-1"})
+    assert chosen_placement(LaunchOptions(**said), cards) is None
+    split = chosen_placement(LaunchOptions(**{**said, "train": "0-1"}), cards)
     assert split == Placement((0, 1), (2, 3), (2, 3))
-    shared = chosen_placement(cards, **{**said, "train": "0-1", "layout": "colocated"})
+    shared = chosen_placement(LaunchOptions(**{**said, "train": "0-1", "layout": "colocated"}), cards)
     assert shared == Placement((0, 1), (0, 1), (0, 1))
     for given in ({"reference": "0"}, {"train": "0-3"}, {"train": "0", "infer": "0", "layout": "split"}):
         with pytest.raises(BadInput):
-            chosen_placement(cards, **{**said, **given})
+            chosen_placement(LaunchOptions(**{**said, **given}), cards)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

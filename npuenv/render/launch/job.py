@@ -135,9 +135,7 @@ def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
     return tuple(found)
 
 
-def chosen_placement(
-    cards: Cards, *, train: str | None, infer: str | None, reference: str | None, layout: Layout | None
-) -> Placement | None:
+def chosen_placement(asked: LaunchOptions, cards: Cards) -> Placement | None:
     """The placement that the user's own words give, or None where they give none and it has to be planned.
 
     One of `train` and `infer` alone leaves all other cards to the other (split), or both to the same (colocated). The
@@ -145,10 +143,10 @@ def chosen_placement(
 
     Raises: BadInput for card lists that are none, and where the lists contradict the layout.
     """
-    if train is None and infer is None and reference is None:
-        return _whole(cards) if layout == "colocated" else None
-    given = {"train": train, "infer": infer, "reference": reference}
+    layout, given = asked.layout, {"train": asked.train, "infer": asked.infer, "reference": asked.reference}
     lists = {role: parse_cards(text, cards) for role, text in given.items() if text is not None}
+    if not lists:
+        return _whole(cards) if layout == "colocated" else None
     placed = _completed(lists, cards, layout)
     if layout is not None and placed.layout != layout:
         args = {"layout": layout, "train": written_cards(placed.train), "infer": written_cards(placed.infer)}

@@ -93,9 +93,7 @@ def _said(asked: LaunchOptions, recipe: Filled, placement: Placement) -> tuple[M
 
 
 def _placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement:
-    chosen = chosen_placement(
-        job.cards, train=asked.train, infer=asked.infer, reference=asked.reference, layout=asked.layout
-    )
+    chosen = chosen_placement(asked, job.cards)
     if chosen is not None:
         return chosen
     published = published_placement(recipe.row)

@@ -273,16 +273,9 @@ def accumulation(recipe: Filled, num_train: int) -> int:
 
 # The order inside a role, as ROLL's own samples have it.
 _ROLE = (
-    "worker_cls",
-    "model_args",
-    "training_args",
-    "data_args",
-    "generating_args",
-    "strategy_args",
-    "device_mapping",
-    "system_envs",
-    "infer_batch_size",
-)
+    "worker_cls", "model_args", "training_args", "data_args", "generating_args", "strategy_args", "device_mapping",
+    "system_envs", "infer_batch_size",
+)  # fmt: skip
 # Before it stand the run's variables.
 _AFTER_VARIABLES = "max_steps"
 _ROLES = ("actor_train", "actor_infer", "reference")

@@ -122,9 +122,7 @@ def _paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Pa
 def _placement(asked: LaunchOptions, recipe: LaunchRecipe, job: Job) -> Placement:
     if recipe.entry == "sft":
         return _training_alone(asked, recipe, job.cards)
-    chosen = chosen_placement(
-        job.cards, train=asked.train, infer=asked.infer, reference=asked.reference, layout=asked.layout
-    )
+    chosen = chosen_placement(asked, job.cards)
     if chosen is not None:
         # verl's reference works where training does.
         return chosen if asked.reference else replace(chosen, reference=chosen.train)
@@ -166,13 +164,7 @@ def _with_overrides(recipe: LaunchRecipe, asked: LaunchOptions) -> LaunchRecipe:
 
 
 def render_verl(
-    job: Job,
-    placement: Placement,
-    recipe: LaunchRecipe,
-    *,
-    stack: Stack,
-    paths: Paths,
-    added: Collection[str] = (),
+    job: Job, placement: Placement, recipe: LaunchRecipe, *, stack: Stack, paths: Paths, added: Collection[str] = ()
 ) -> dict[str, str]:
     """The files by name: `run.sh` for a POSIX shell, and `config.yaml` for verl's `--config-dir`.
 

@@ -34,18 +34,9 @@ _UNSEEN = {
 }
 # From causes to symptoms, as for the built-in trainer.
 CAUSES = (
-    "backend-cause",
-    "backend-perhaps",
-    "backend-pending",
-    "backend-silent",
-    "killed",
-    "not-completed",
-    "ended-in-silence",
-    "not-finite",
-    "backend-constant-reward",
-    "backend-steps-missing",
-    "backend-no-accuracy",
-)
+    "backend-cause", "backend-perhaps", "backend-pending", "backend-silent", "killed", "not-completed",
+    "ended-in-silence", "not-finite", "backend-constant-reward", "backend-steps-missing", "backend-no-accuracy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
