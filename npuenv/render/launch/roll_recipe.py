@@ -31,43 +31,6 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
-def is_read(key: str) -> bool:
-    """Whether ROLL, or an interpolation of its own files, reads a dotted key. Free groups take every name."""
-    part, name, _ = part_of(key)
-    return key.partition(".")[0] in fields_of("top") and (not part or name in fields_of(part))
-
-
-def alike(key: str, written: Iterable[str]) -> tuple[str, ...]:
-    """Names that a misspelt key may stand for: those that are written, and its neighbours in the same group."""
-    part, _, above = part_of(key)
-    return tuple(dict.fromkeys((*written, *(f"{above}{name}" for name in fields_of(part)))))
-
-
-_KEY = "actor_train.data_args.template"
-# A model's name -> the template under which ROLL's samples train that family (examples/*, data_args.template).
-_FAMILIES = ((r"qwen[-_]?2[._]?5", "qwen2_5"), (r"qwen[-_]?3(?![._]?\d)", "qwen3"))
-
-
-def templates_for(model: str, values: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
-    """The template under each key of `values` that names one and that the user left alone, by the model's name.
-
-    A template that the user sets for training holds for the other roles too.
-    Raises: BadInput for a model of no known family where the user names none.
-    """
-    said = {word.lstrip("+"): value for word, value in overrides.items()}
-    keys = [key for key in values if key.endswith(".data_args.template") and key not in said]
-    template = said.get(_KEY) or _by_name(said.get("pretrain") or model)
-    if keys and template is None:
-        args = {"model": model, "key": _KEY, "known": tuple(name for _, name in _FAMILIES)}
-        raise BadInput(Message("launch_roll.no-template", args), Message("launch_roll.no-template-hint", args))
-    return {key: template for key in keys if template is not None}
-
-
-def _by_name(model: str) -> str | None:
-    name = model.rstrip("/").rpartition("/")[2].casefold()
-    return next((template for pattern, template in _FAMILIES if re.match(pattern, name)), None)
-
-
 TRAIN = "actor_train.training_args.per_device_train_batch_size"
 ACCUMULATION = "actor_train.training_args.gradient_accumulation_steps"
 TRAIN_CONFIG = "actor_train.strategy_args.strategy_config"
@@ -199,6 +162,43 @@ def _refuse_own_option(key: str) -> None:
     if option is not None:
         args = {"key": key, "option": option}
         raise BadInput(Message("launch_roll.own-option", args), Message("launch_roll.own-option-hint", args))
+
+
+def is_read(key: str) -> bool:
+    """Whether ROLL, or an interpolation of its own files, reads a dotted key. Free groups take every name."""
+    part, name, _ = part_of(key)
+    return key.partition(".")[0] in fields_of("top") and (not part or name in fields_of(part))
+
+
+def alike(key: str, written: Iterable[str]) -> tuple[str, ...]:
+    """Names that a misspelt key may stand for: those that are written, and its neighbours in the same group."""
+    part, _, above = part_of(key)
+    return tuple(dict.fromkeys((*written, *(f"{above}{name}" for name in fields_of(part)))))
+
+
+_KEY = "actor_train.data_args.template"
+# A model's name -> the template under which ROLL's samples train that family (examples/*, data_args.template).
+_FAMILIES = ((r"qwen[-_]?2[._]?5", "qwen2_5"), (r"qwen[-_]?3(?![._]?\d)", "qwen3"))
+
+
+def templates_for(model: str, values: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """The template under each key of `values` that names one and that the user left alone, by the model's name.
+
+    A template that the user sets for training holds for the other roles too.
+    Raises: BadInput for a model of no known family where the user names none.
+    """
+    said = {word.lstrip("+"): value for word, value in overrides.items()}
+    keys = [key for key in values if key.endswith(".data_args.template") and key not in said]
+    template = said.get(_KEY) or _by_name(said.get("pretrain") or model)
+    if keys and template is None:
+        args = {"model": model, "key": _KEY, "known": tuple(name for _, name in _FAMILIES)}
+        raise BadInput(Message("launch_roll.no-template", args), Message("launch_roll.no-template-hint", args))
+    return {key: template for key in keys if template is not None}
+
+
+def _by_name(model: str) -> str | None:
+    name = model.rstrip("/").rpartition("/")[2].casefold()
+    return next((template for pattern, template in _FAMILIES if re.match(pattern, name)), None)
 
 
 def job_of(recipe: Filled, model: Model, cards: Cards, *, num_train: int) -> Job:
