@@ -90,7 +90,7 @@ def render(cluster: ClusterReport, page: Page, manner: Manner) -> str:
             _tell(sheet, finding, page, manner)
     _add_agreement(sheet, cluster, page, manner)
     sheet.line((say(summary(cluster), manner.lang), "green" if cluster.code is ExitCode.FINE else "bold red"))
-    following = _next_of(cluster, manner.again)
+    following = next_of(cluster, manner.again)
     if following and not manner.is_quiet:
         sheet.line((say(following, manner.lang), ""))
     return sheet.text
@@ -256,7 +256,7 @@ def _add_agreement(sheet: Plain | Drawn, cluster: ClusterReport, page: Page, man
             sheet.line(label_of(Status.OK, page, manner.lang), (clean(says), ""))
 
 
-def _next_of(cluster: ClusterReport, again: str) -> Message | None:
+def next_of(cluster: ClusterReport, again: str) -> Message | None:
     """The one thing to do next; `again` is the command line that looks again."""
     # First what is quickly mended from here; behind it there may be more to find.
     silent = sorted(cluster.silent, key=lambda report: report.failure not in NOT_ASKED)
@@ -316,7 +316,7 @@ def _html_head(cluster: ClusterReport, lang: str, again: str) -> Iterator[str]:
     yield f"<header>\n<h1>{as_text(say(Message('cluster.html-title'), lang))}</h1>"
     yield f'<p class="dim">{as_text(overview)}</p>'
     yield f'<p class="verdict {tone}"><span class="label">{as_text(say(summary(cluster), lang))}</span></p>'
-    following = _next_of(cluster, again)
+    following = next_of(cluster, again)
     yield f"<p>{as_text(say(following, lang))}</p></header>" if following else "</header>"
 
 
