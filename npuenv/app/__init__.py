@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npuenv.lock.store import LockedRequest
     from npuenv.preflight.fixing import PreflightResult
     from npuenv.render.container.description import ContainerOptions
-    from npuenv.render.launch.generate import LaunchOptions
+    from npuenv.render.launch.job import LaunchOptions
 
 __all__ = [
     "BundleOptions",

@@ -24,18 +24,18 @@ from npuenv.preflight.launch import Machine
 from npuenv.preflight.reading import all_of, read_file, read_words
 from npuenv.preflight.rules import examine
 from npuenv.render.files import WrittenFiles, write_files
-from npuenv.render.launch.generate import FRAMEWORKS, LaunchOptions, launch
+from npuenv.render.launch.generate import FRAMEWORKS, launch, refuse_contradiction
 from npuenv.render.launch.generate import recipes as recipes
+from npuenv.render.launch.job import LaunchOptions, unknown
 from npuenv.render.launch.job import parse_overrides as parse_overrides
-from npuenv.render.launch.job import unknown
-from npuenv.render.launch.roll_recipe import refuse_contradiction, release_of
+from npuenv.render.launch.roll_recipe import release_of
 from npuenv.render.variables import RAY_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npuenv.preflight.composing import LaunchText
-    from npuenv.render.launch.generate import LaunchFiles
+    from npuenv.render.launch.job import LaunchFiles
     from npuenv.resolve.types import Request
 
 

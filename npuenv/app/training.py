@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv import smoke
 from npuenv.app.progress import SILENT, Progress
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
@@ -18,16 +17,16 @@ from npuenv.host.local import LocalHost
 from npuenv.install.active import Environment, active_environment, environment_at
 from npuenv.install.environments import default_environment
 from npuenv.report.smoke import verdict
-from npuenv.smoke import METRICS as METRICS  # the file of a run's records
-from npuenv.smoke import backends
-from npuenv.smoke import head_elsewhere as head_elsewhere
-from npuenv.smoke.run import run_record
+from npuenv.smoke import backends, run
+from npuenv.smoke.judge import cause, judge
+from npuenv.smoke.run import METRICS as METRICS  # the file of a run's records
+from npuenv.smoke.run import head_elsewhere as head_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npuenv.checks import Finding
-    from npuenv.smoke import Record, TrainerTarget
+    from npuenv.smoke.run import Record, TrainerTarget
 
 # Of a long log the end tells what happened; the diagnosis reads no more anyway.
 _LOG_BYTES = 4 << 20
@@ -74,17 +73,17 @@ def smoke_train(
     `watch` gets the records as they come and hands them on. Raises BadInput for settings that the trainer refuses.
     """
     options = options or SmokeOptions()
-    place = smoke.TrainerTarget(Path(environment.python), options.out or smoke.default_out())
+    place = run.TrainerTarget(Path(environment.python), options.out or run.default_out())
     if options.backend != "builtin":
         return _run_framework(environment, place, options, watch, progress)
-    with smoke.sole_use(place.out):
-        with smoke.start(place, options.settings) as running:
-            _, code = _follow(running, watch(smoke.follow(running, place.out)))
-        records, log_tail = smoke.records_of(place.out), smoke.tail_of_log(place.out)
+    with run.sole_use(place.out):
+        with run.start(place, options.settings) as running:
+            _, code = _follow(running, watch(run.follow(running, place.out)))
+        records, log_tail = run.records_of(place.out), run.tail_of_log(place.out)
     if code == ExitCode.INPUT:  # said before the first record or found when a file was opened
         raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
-    findings = smoke.judge(records, exit_code=code, log_tail=log_tail)
-    return SmokeResult(environment.name, records, findings, smoke.cause(findings), place.out, has_cards())
+    findings = judge(records, exit_code=code, log_tail=log_tail)
+    return SmokeResult(environment.name, records, findings, cause(findings), place.out, has_cards())
 
 
 def publishable_record(environment: Environment, result: SmokeResult) -> dict[str, Any]:
@@ -92,7 +91,7 @@ def publishable_record(environment: Environment, result: SmokeResult) -> dict[st
     wanted = frozenset({"npu", "cann", "python"})
     facts = collect(LocalHost(), python=str(environment.python), level=1, imports=False, only=wanted)
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    return run_record(facts, result.records, result.findings, result.cause, day)
+    return run.run_record(facts, result.records, result.findings, result.cause, day)
 
 
 def _run_framework(
@@ -106,7 +105,7 @@ def _run_framework(
     host, asked = LocalHost(), backends.asked(options.settings, options.model)
     found = backends.look(host, place.python, options.backend)
     cards = backends.used_cards(found, asked)
-    with smoke.sole_use(place.out):
+    with run.sole_use(place.out):
         script = backends.prepare(host, place, found, asked, lang=options.lang)
         with (
             tempfile.TemporaryDirectory(prefix="npuenv-", ignore_cleanup_errors=True) as folder,
@@ -116,13 +115,11 @@ def _run_framework(
             progress.activity(Message("smoke.backend-starting", args))
             header = backends.header(found, asked, cards=cards)
             records, code = _follow(running, watch(backends.follow(running, place.out, header, asked)))
-    with (place.out / smoke.LOG).open("rb") as source:
-        source.seek(max((place.out / smoke.LOG).stat().st_size - _LOG_BYTES, 0))
+    with (place.out / run.LOG).open("rb") as source:
+        source.seek(max((place.out / run.LOG).stat().st_size - _LOG_BYTES, 0))
         log = source.read().decode("utf-8", "replace")
     findings = backends.judge(records, exit_code=code, log=log)
-    return SmokeResult(
-        environment.name, records, findings, smoke.cause(findings, backends.CAUSES), place.out, has_cards=True
-    )
+    return SmokeResult(environment.name, records, findings, cause(findings, backends.CAUSES), place.out, has_cards=True)
 
 
 def _follow(running: Any, stream: Iterable[Record]) -> tuple[list[Record], int | None]:
@@ -139,7 +136,7 @@ def lend_node(head: str, environment: Environment, settings: Mapping[str, str], 
 
     Raises BadInput for settings that its trainer refuses, and StepFailed where it broke.
     """
-    with smoke.worker_run(Path(environment.python), settings) as (running, folder):
+    with run.worker_run(Path(environment.python), settings) as (running, folder):
         progress.activity(Message("smoke.lent", {"head": head}))
         try:
             while (code := running.wait(1.0)) is None:
@@ -147,7 +144,7 @@ def lend_node(head: str, environment: Environment, settings: Mapping[str, str], 
         except KeyboardInterrupt:
             running.interrupt()
             raise
-        log_tail = smoke.tail_of_log(folder)
+        log_tail = run.tail_of_log(folder)
     if code == ExitCode.INPUT:
         raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
     if code not in (ExitCode.FINE, ExitCode.INTERRUPTED):

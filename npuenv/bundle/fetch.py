@@ -8,7 +8,6 @@ name is complete.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import tempfile
@@ -22,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
+from npuenv.bundle.layout import failed_by_disk
 from npuenv.core.errors import NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, local_folder, without_secrets
@@ -203,14 +203,6 @@ def _first_error(ended: SimpleQueue[Future[None]], num: int) -> BaseException | 
             return error
         num -= 1
     return None
-
-
-def failed_by_disk(error: OSError, path: Path) -> StepFailed:
-    """The error for a file that could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StepFailed(Message("bundle.disk-full", {"path": str(path)}), Message("bundle.disk-full-hint"))
-    args = {"path": str(path), "why": error.strerror or str(error)}
-    return StepFailed(Message("bundle.cannot-write", args), Message("bundle.cannot-write-hint"))
 
 
 class _Cut(Exception):

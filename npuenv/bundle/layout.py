@@ -9,7 +9,7 @@ made.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import errno
 import json
 import os
 import re
@@ -19,21 +19,23 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from npuenv.bundle.fetch import failed_by_disk
 from npuenv.core.documents import JsonError, parse_json
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
+from npuenv.core.seal import text_hash
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 
 SCHEMA = "npuenv.bundle/1"
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 16 * 1024**2  # bytes; a stack of 250 packages has 0.1 MB
 # The fields of a request that decide which stack it resolves to; origins of values are left out.
-_ASKED = tuple(each.name for each in fields(Request) if each.name not in ("origins",))
+_ASKED = tuple(each.name for each in fields(Request) if each.name != "origins")
+TIME = 315_532_800  # 1980-01-01: the earliest that zip knows too; a clock would change the bytes
+_MODE, _PROGRAM_MODE = 0o644, 0o755
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """The sha256 of the manifest's text."""
-        return hashlib.sha256(manifest_text(self).encode()).hexdigest()
+        return text_hash(manifest_text(self))
 
 
 def request_values(request: Request) -> dict[str, Any]:
@@ -111,28 +113,27 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def parse_manifest(data: bytes, location: str) -> Manifest:
-    """The manifest in a file; `place` is for messages. Raises: BadInput for an invalid or modified one."""
+    """The manifest in a file; `location` is for messages. Raises: BadInput for an invalid or modified one."""
     try:
         table = parse_json(data)
     except JsonError as error:
-        raise _wrong(location, Message("bundle.no-json", {"why": str(error)[:200]})) from error
+        raise refused(location, Message("bundle.no-json", {"why": str(error)[:200]})) from error
     if not isinstance(table, dict) or table.get("schema") != SCHEMA:
         schema = str(table.get("schema"))[:100] if isinstance(table, dict) else "-"
-        raise _wrong(location, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
+        raise refused(location, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
     seal = table.pop("seal", "")
     if seal != _seal(table) or data != _text({**table, "seal": seal}).encode():
-        raise _wrong(location, Message("bundle.changed-manifest"))
+        raise refused(location, Message("bundle.changed-manifest"))
     try:
         return _manifest(table)
     except (KeyError, TypeError, ValueError) as error:
-        raise _wrong(
-            location, Message("bundle.bad-manifest", {"why": f"{type(error).__name__}: {error}"[:200]})
-        ) from error
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise refused(location, Message("bundle.bad-manifest", {"why": why})) from error
 
 
 def mode_of(row: FileRow) -> int:
     """The permissions of a file in an archive and after unpacking."""
-    return 0o755 if row.kind == "program" else 0o644
+    return _PROGRAM_MODE if row.kind == "program" else _MODE
 
 
 def is_inside(path: str) -> bool:
@@ -164,23 +165,15 @@ def _manifest(table: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _wrong(location: str, what: Message) -> BadInput:
-    return BadInput(Message("bundle.no-bundle", {"path": location, "what": what}), Message("bundle.no-bundle-hint"))
-
-
 def _seal(table: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_text(table).encode()).hexdigest()
+    return text_hash(_text(table))
 
 
 def _text(table: Mapping[str, Any]) -> str:
     return json.dumps(table, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
 
 
-TIME = 315_532_800  # 1980-01-01: the earliest that zip knows too; a clock would change the bytes
-_MODE, _PROGRAM_MODE = 0o644, 0o755
-
-
-def settle(folder: Path, programs: tuple[str, ...]) -> None:
+def settle(folder: Path, programs: Collection[str]) -> None:
     """Sets one time and plain permissions for everything below a folder; `programs` are paths that may be executed."""
     for path in folder.rglob("*"):
         is_program = path.is_dir() or path.relative_to(folder).as_posix() in programs
@@ -189,12 +182,7 @@ def settle(folder: Path, programs: tuple[str, ...]) -> None:
 
 
 def write_tar(
-    folder: Path,
-    out: Path,
-    *,
-    top: str,
-    first: tuple[str, ...] = (),
-    skip: frozenset[str] = frozenset(),
+    folder: Path, out: Path, *, top: str, first: tuple[str, ...] = (), skip: frozenset[str] = frozenset()
 ) -> None:
     """The files and links below a folder as an archive: sorted, `first` before all others, without traces of this
     machine.
@@ -249,3 +237,17 @@ def _member(path: Path, name: str, folder: Path) -> tarfile.TarInfo:
     else:
         raise StepFailed(Message("bundle.odd-file", {"path": name}), Message("bundle.link-hint"))
     return info
+
+
+def refused(location: Path | str, what: Message) -> BadInput:
+    """The error for what is no bundle, or no longer the one that was made."""
+    args = {"path": str(location), "what": what}
+    return BadInput(Message("bundle.no-bundle", args), Message("bundle.no-bundle-hint"))
+
+
+def failed_by_disk(error: OSError, path: Path) -> StepFailed:
+    """The error for a file that could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StepFailed(Message("bundle.disk-full", {"path": str(path)}), Message("bundle.disk-full-hint"))
+    args = {"path": str(path), "why": error.strerror or str(error)}
+    return StepFailed(Message("bundle.cannot-write", args), Message("bundle.cannot-write-hint"))

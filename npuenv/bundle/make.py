@@ -13,19 +13,19 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 import npuenv
-from npuenv.bundle import self_package as own
 from npuenv.bundle import zipapp
-from npuenv.bundle.fetch import (
-    Download,
-    DownloadProgress,
-    best_file,
+from npuenv.bundle.fetch import Download, DownloadProgress, best_file, fetch_all, list_files, still_to_fetch, with_sizes
+from npuenv.bundle.layout import (
+    MANIFEST,
+    FileRow,
+    Manifest,
     failed_by_disk,
-    fetch_all,
-    list_files,
-    still_to_fetch,
-    with_sizes,
+    manifest_text,
+    request_values,
+    settle,
+    write_tar,
 )
-from npuenv.bundle.layout import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values, settle, write_tar
+from npuenv.bundle.self_package import find_tools, install_script, own_wheel, pythons_of, requirements_text
 from npuenv.bundle.sources import find_needed, find_sources, pack_source
 from npuenv.core.documents import TomlError, parse_toml
 from npuenv.core.errors import BadInput, NothingFits
@@ -53,10 +53,111 @@ if TYPE_CHECKING:
 class IndexItem:
     """One file from an index, and its purpose."""
 
-    kind: str  # as in manifest.FileRow
+    kind: str  # as in FileRow
     name: str
     version: str
     download: Download
+
+
+# Suffixes that mean neither a folder nor a plain tar archive.
+_OTHER_FORMS = (
+    ".7z", ".br", ".bz2", ".deb", ".egg", ".exe", ".gz", ".iso", ".jar", ".lz", ".lz4", ".lzma", ".pyz", ".rar", ".rpm",
+    ".run", ".sh", ".tbz", ".tbz2", ".tgz", ".txz", ".tzst", ".whl", ".xz", ".z", ".zip", ".zst",
+)  # fmt: skip
+# Space for files that are created, not fetched: the doctor, npuenv's wheel, archives of repositories.
+_SPARE = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class BundleOptions:
+    """What the user adds to a bundle. Paths are absolute."""
+
+    given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder
+    left_out: frozenset[str] = frozenset()  # normalised source names
+    python_archive: Path | None = None
+    cann_files: tuple[Path, ...] = ()
+    fill: bool = False  # first complete a partial lock
+    out: Path | None = None  # a folder or a .tar; None: a folder named after stack and platform
+    home: Path = field(default_factory=Path)  # where that one goes
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRequest(LockedRequest):
+    """What is to be bundled, from where."""
+
+    options: BundleOptions = field(default_factory=BundleOptions)
+
+    @property
+    def name(self) -> str:
+        """The usual name, like npuenv-verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28."""
+        return f"npuenv-{self.stack.name}.{self.stack.platform.tag}"
+
+    @property
+    def out(self) -> Path:
+        """The folder or archive of the bundle."""
+        return self.options.out or self.options.home / self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The complete content of a bundle, known before anything is fetched."""
+
+    request: BundleRequest
+    items: tuple[IndexItem, ...]
+    tools: tuple[ToolPackage, ...]
+    sources: tuple[SourceOrigin, ...]
+    needed: tuple[Needed, ...]
+
+    @property
+    def downloads(self) -> tuple[Download, ...]:
+        return tuple(item.download for item in self.items)
+
+    @property
+    def fetched(self) -> int:
+        """Bytes from indexes."""
+        return sum(download.size for download in self.downloads)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the user's own files."""
+        return sum(path.stat().st_size for path in _added(self.request.options))
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlan:
+    """What goes into a bundle, and how long it takes."""
+
+    contents: Contents
+    out: Path
+    num_left: int  # bytes to fetch; what lies there from an earlier run is left out
+
+
+def gather(request: BundleRequest, matrix: Matrix) -> Contents:
+    """The content of the bundle, with sizes. Only sdists are fetched, for their build requirements.
+
+    Raises: CannotTell if an index or a repository is unreachable, NothingFits for a file that no longer exists.
+    """
+    stack, lock, resolver, options = request.stack, request.lock, request.resolver, request.options
+    platform = stack.platform
+    sources = find_sources(stack, resolver, given=options.given, left_out=options.left_out)
+    items = list(lock_items(lock, platform, resolver))
+    for found in sources:
+        if found.offer:  # the sdist that replaces a repository
+            version = found.source.ref.removeprefix("v")
+            items.append(_item("source", found.row.name, version, found.path, found.offer))
+    items += find_backends(items, lock, platform, resolver)
+    tools = find_tools(platform, resolver)
+    items += (_item("tool", tool.name, tool.version, f"tools/{tool.offer.file}", tool.offer) for tool in tools)
+    sized = with_sizes([item.download for item in items], resolver.settings)
+    needed = find_needed(
+        stack,
+        matrix,
+        cann_files=options.cann_files,
+        has_python=options.python_archive is not None,
+        left_out=[row.source.name for row in sources if row.origin == "left-out"],
+    )
+    items = [replace(item, download=download) for item, download in zip(items, sized, strict=True)]
+    return Contents(request, tuple(items), tools, sources, needed)
 
 
 def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[IndexItem, ...]:
@@ -82,17 +183,6 @@ def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Inde
             download = Download(f"wheels/{chosen.file}", chosen.url, package.sha256, chosen.size)
             items.append(IndexItem("wheel" if chosen.is_wheel else "sdist", package.name, package.version, download))
     return tuple(items)
-
-
-def tool_items(tools: Sequence[ToolPackage]) -> tuple[IndexItem, ...]:
-    """The files for npuenv's own environment."""
-    return tuple(_item("tool", tool.name, tool.version, f"tools/{tool.offer.file}", tool.offer) for tool in tools)
-
-
-def source_item(found: SourceOrigin) -> tuple[IndexItem, ...]:
-    """The sdist that replaces a repository; empty for a source from elsewhere."""
-    version = found.source.ref.removeprefix("v")
-    return (_item("source", found.row.name, version, found.path, found.offer),) if found.offer else ()
 
 
 def _item(kind: str, name: str, version: str, path: str, offer: ReleaseFile) -> IndexItem:
@@ -149,108 +239,6 @@ def build_requirements(path: Path) -> tuple[str, ...]:
         return _DEFAULT_BACKENDS
 
 
-# Suffixes that mean neither a folder nor a plain tar archive.
-_OTHER_FORMS = (
-    ".7z", ".br", ".bz2", ".deb", ".egg", ".exe", ".gz", ".iso", ".jar", ".lz", ".lz4", ".lzma", ".pyz", ".rar", ".rpm",
-    ".run", ".sh", ".tbz", ".tbz2", ".tgz", ".txz", ".tzst", ".whl", ".xz", ".z", ".zip", ".zst",
-)  # fmt: skip
-# Space for files that are created, not fetched: the doctor, npuenv's wheel, archives of repositories.
-_SPARE = 256 * 1024**2
-
-
-@dataclass(frozen=True, slots=True)
-class BundleOptions:
-    """What the user adds to a bundle. Paths are absolute."""
-
-    given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder
-    left_out: frozenset[str] = frozenset()  # normalised source names
-    python_archive: Path | None = None
-    cann_files: tuple[Path, ...] = ()
-    fill: bool = False  # first complete a partial lock
-    out: Path | None = None  # a folder or a .tar; None: a folder named after stack and platform
-    home: Path = field(default_factory=Path)  # where that one goes
-
-
-@dataclass(frozen=True, slots=True)
-class BundleRequest(LockedRequest):
-    """What is to be bundled, from where."""
-
-    options: BundleOptions = field(default_factory=BundleOptions)
-
-    @property
-    def name(self) -> str:
-        """The usual name, like npuenv-verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28."""
-        return f"npuenv-{self.stack.name}.{self.stack.platform.tag}"
-
-    @property
-    def out(self) -> Path:
-        """The folder or archive of the bundle."""
-        return self.options.out or self.options.home / self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """The complete content of a bundle, known before anything is fetched."""
-
-    request: BundleRequest
-    items: tuple[IndexItem, ...]
-    tools: tuple[own.ToolPackage, ...]
-    sources: tuple[SourceOrigin, ...]
-    needed: tuple[Needed, ...]
-
-    @property
-    def downloads(self) -> tuple[Download, ...]:
-        return tuple(item.download for item in self.items)
-
-    @property
-    def fetched(self) -> int:
-        """Bytes from indexes."""
-        return sum(item.download.size for item in self.items)
-
-    @property
-    def copied(self) -> int:
-        """Bytes of the user's own files."""
-        return sum(path.stat().st_size for path in _added(self.request.options))
-
-    @property
-    def name(self) -> str:
-        """The folder's name, inside an archive too."""
-        return self.request.name
-
-
-@dataclass(frozen=True, slots=True)
-class BundlePlan:
-    """What goes into a bundle, and how long it takes."""
-
-    contents: Contents
-    out: Path
-    num_left: int  # bytes to fetch; what lies there from an earlier run is left out
-
-
-def gather(request: BundleRequest, matrix: Matrix) -> Contents:
-    """The content of the bundle, with sizes. Only sdists are fetched, for their build requirements.
-
-    Raises: CannotTell if an index or a repository is unreachable, NothingFits for a file that no longer exists.
-    """
-    stack, lock, resolver, options = request.stack, request.lock, request.resolver, request.options
-    platform = stack.platform
-    sources = find_sources(stack, resolver, given=options.given, left_out=options.left_out)
-    items = [*lock_items(lock, platform, resolver), *(item for each in sources for item in source_item(each))]
-    items += find_backends(items, lock, platform, resolver)
-    tools = own.find_tools(platform, resolver)
-    items += tool_items(tools)
-    sized = with_sizes([item.download for item in items], resolver.settings)
-    needed = find_needed(
-        stack,
-        matrix,
-        cann_files=options.cann_files,
-        has_python=options.python_archive is not None,
-        left_out=[row.source.name for row in sources if row.origin == "left-out"],
-    )
-    items = [replace(item, download=download) for item, download in zip(items, sized, strict=True)]
-    return Contents(request, tuple(items), tools, sources, needed)
-
-
 def check_place(out: Path) -> None:
     """Raises BadInput for a suffix of another file type, and for an existing path that is no bundle.
 
@@ -295,9 +283,9 @@ def make_bundle(contents: Contents, out: Path, *, tell: Callable[[DownloadProgre
         manifest = _manifest(contents, rows)
         _remove_others(folder, {row.path for row in rows})
         (folder / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
-        settle(folder, tuple(row.path for row in rows if mode_of(row) == 0o755))
+        settle(folder, [row.path for row in rows if row.kind == "program"])
         if is_archive(out):
-            write_tar(folder, out, top=contents.name, first=(MANIFEST,))
+            write_tar(folder, out, top=contents.request.name, first=(MANIFEST,))
             shutil.rmtree(folder)
         else:
             folder.rename(out)
@@ -347,10 +335,10 @@ def _copied(options: BundleOptions, folder: Path) -> list[FileRow]:
 def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> list[FileRow]:
     """npuenv itself, its requirements files, the lock, the doctor and the start script."""
     request = contents.request
-    wheel, data = own.own_wheel()
+    wheel, data = own_wheel()
     rows = [_put(folder, f"tools/{wheel}", data, "tool")]
     by_file = {path.partition("/")[2]: digest for path, digest in digests.items() if path.startswith("tools/")}
-    text = own.requirements_text((npuenv.__version__, rows[0].sha256), contents.tools, by_file)
+    text = requirements_text((npuenv.__version__, rows[0].sha256), contents.tools, by_file)
     rows.append(_put(folder, "tools/requirements.txt", text.encode(), "tool"))
     sums = {**by_file, wheel: rows[0].sha256, "requirements.txt": rows[1].sha256}
     listing = "".join(f"{digest}  tools/{file}\n" for file, digest in sorted(sums.items()))
@@ -358,7 +346,7 @@ def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> 
     rows.append(_put(folder, _lock_path(request.lock), write_lock(request.lock).encode(), "lock"))
     rows.append(_put(folder, "npuenv-doctor.pyz", zipapp.content(), "program"))
     archive = f"python/{request.options.python_archive.name}" if request.options.python_archive else ""
-    script = own.install_script(contents.tools, python=request.stack.platform.python, archive=archive)
+    script = install_script(contents.tools, python=request.stack.platform.python, archive=archive)
     rows.append(_put(folder, "install.sh", script.encode(), "program"))
     return rows
 
@@ -372,7 +360,7 @@ def _manifest(contents: Contents, rows: list[FileRow]) -> Manifest:
         lock=request.lock.hash,
         lock_file=_lock_path(request.lock),
         request=request_values(request.request),
-        pythons=own.pythons_of(contents.tools),
+        pythons=pythons_of(contents.tools),
         files=tuple(sorted(rows, key=lambda row: row.path)),
         sources=tuple(found.row for found in contents.sources),
         needed=contents.needed,

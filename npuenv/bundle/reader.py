@@ -16,8 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from npuenv.bundle.fetch import failed_by_disk
-from npuenv.bundle.layout import MANIFEST, MAX_MANIFEST, FileRow, Manifest, mode_of, parse_manifest
+from npuenv.bundle.layout import (
+    MANIFEST,
+    MAX_MANIFEST,
+    FileRow,
+    Manifest,
+    failed_by_disk,
+    mode_of,
+    parse_manifest,
+    refused,
+)
 from npuenv.core import versions
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
@@ -106,25 +114,25 @@ def open_bundle(path: str | Path, scratch: Path | None = None) -> Iterator[Bundl
 def _bundle(root: Path, manifest: Manifest) -> Bundle:
     lock = read_lock(root / manifest.lock_file)
     if (lock.hash, lock.stack, lock.platform) != (manifest.lock, manifest.stack, manifest.platform):
-        raise _refused(root, Message("bundle.other-lock", {"file": manifest.lock_file}))
+        raise refused(root, Message("bundle.other-lock", {"file": manifest.lock_file}))
     return Bundle(root, manifest, lock, Request(**manifest.request))
 
 
 def _checked_folder(location: Path) -> Manifest:
     if not (location / MANIFEST).is_file():
-        raise _refused(location, Message("bundle.no-manifest", {"name": MANIFEST}))
+        raise refused(location, Message("bundle.no-manifest", {"name": MANIFEST}))
     try:
         with (location / MANIFEST).open("rb") as file:
             manifest = parse_manifest(file.read(MAX_MANIFEST + 1), str(location))
         rows = {row.path: row for row in manifest.files}
         for found in _entries(location):
             if found not in rows and found != MANIFEST:
-                raise _refused(location, Message("bundle.extra-file", {"file": found}))
+                raise refused(location, Message("bundle.extra-file", {"file": found}))
         for row in manifest.files:
             _check_file(location, row)
     except OSError as error:
         args = {"file": str(error.filename or location), "why": error.strerror or str(error)}
-        raise _refused(location, Message("bundle.unreadable-file", args)) from error
+        raise refused(location, Message("bundle.unreadable-file", args)) from error
     return manifest
 
 
@@ -133,10 +141,10 @@ def _check_file(location: Path, row: FileRow) -> None:
     try:
         looked = path.lstat()
     except FileNotFoundError as error:
-        raise _refused(location, Message("bundle.missing-file", {"file": row.path})) from error
+        raise refused(location, Message("bundle.missing-file", {"file": row.path})) from error
     # A link may lead to a file that changes after it was compared.
     if not stat.S_ISREG(looked.st_mode) or os.path.realpath(path) != os.path.join(os.path.realpath(location), row.path):
-        raise _refused(location, Message("bundle.no-plain-file", {"file": row.path}))
+        raise refused(location, Message("bundle.no-plain-file", {"file": row.path}))
     _require_size(location, row, looked.st_size)
     with path.open("rb") as content:
         _check_content(location, row, content)
@@ -160,7 +168,7 @@ def _unpacked(path: Path, root: Path) -> Manifest:
             first = archive.next()
             parts = first.name.split("/") if first else []
             if first is None or not first.isreg() or parts[1:] != [MANIFEST] or first.size > MAX_MANIFEST:
-                raise _refused(path, Message("bundle.no-manifest", {"name": MANIFEST}))
+                raise refused(path, Message("bundle.no-manifest", {"name": MANIFEST}))
             data = _content(archive, first).read()
             manifest = parse_manifest(data, str(path))
             (root / MANIFEST).write_bytes(data)
@@ -168,7 +176,7 @@ def _unpacked(path: Path, root: Path) -> Manifest:
             while (member := archive.next()) is not None:
                 row = rows.pop(member.name, None)
                 if row is None or not member.isreg():
-                    raise _refused(path, Message("bundle.extra-file", {"file": member.name[:200]}))
+                    raise refused(path, Message("bundle.extra-file", {"file": member.name[:200]}))
                 _require_size(path, row, member.size)
                 target = root / row.path
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -176,14 +184,14 @@ def _unpacked(path: Path, root: Path) -> Manifest:
                     _check_content(path, row, _content(archive, member), file)
                 target.chmod(mode_of(row))
             if rows:
-                raise _refused(path, Message("bundle.missing-file", {"file": min(rows).partition("/")[2]}))
+                raise refused(path, Message("bundle.missing-file", {"file": min(rows).partition("/")[2]}))
     except (tarfile.TarError, EOFError) as error:
-        raise _refused(path, Message("bundle.broken-archive", {"why": str(error)[:200]})) from error
+        raise refused(path, Message("bundle.broken-archive", {"why": str(error)[:200]})) from error
     except OSError as error:
         if error.filename is None or str(error.filename).startswith(str(root)):
             raise StepFailed(failed_by_disk(error, root).message, Message("bundle.unpack-hint")) from error
         args = {"file": str(error.filename), "why": error.strerror or str(error)}
-        raise _refused(path, Message("bundle.unreadable-file", args)) from error
+        raise refused(path, Message("bundle.unreadable-file", args)) from error
     return manifest
 
 
@@ -196,7 +204,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 def _require_size(location: Path, row: FileRow, found: int) -> None:
     if found != row.size:
         args = {"file": row.path, "expected": row.size, "found": found}
-        raise _refused(location, Message("bundle.other-size", args))
+        raise refused(location, Message("bundle.other-size", args))
 
 
 def _check_content(location: Path, row: FileRow, content: IO[bytes], target: IO[bytes] | None = None) -> None:
@@ -209,12 +217,7 @@ def _check_content(location: Path, row: FileRow, content: IO[bytes], target: IO[
             target.write(piece)
     if digest.hexdigest() != row.sha256:
         args = {"file": row.path, "expected": row.sha256, "found": digest.hexdigest()}
-        raise _refused(location, Message("bundle.other-hash", args))
-
-
-def _refused(location: Path, what: Message) -> BadInput:
-    args = {"path": str(location), "what": what}
-    return BadInput(Message("bundle.no-bundle", args), Message("bundle.no-bundle-hint"))
+        raise refused(location, Message("bundle.other-hash", args))
 
 
 def as_bundled(bundle: Bundle) -> Request:

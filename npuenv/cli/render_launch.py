@@ -16,7 +16,7 @@ from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from npuenv.render.files import WrittenFiles
-    from npuenv.render.launch.generate import LaunchFiles
+    from npuenv.render.launch.job import LaunchFiles
     from npuenv.resolve.types import Request
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npuenv.app import SmokeResult
     from npuenv.install.active import Environment
-    from npuenv.smoke import Record
+    from npuenv.smoke.run import Record
 
 
 @click.command("smoke-train", cls=HelpfulCommand)

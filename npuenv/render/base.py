@@ -10,7 +10,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.install.prerequisites import cann_scripts, compiler_scripts
 from npuenv.render import layers
-from npuenv.render.dockerfile import Comment, Instruction, Line, Var, arg, base_image
+from npuenv.render.dockerfile import Instruction, Line, Var, arg, base_image
 from npuenv.render.files import fill, one_word, plain
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def base(recipe: ImageRecipe) -> list[Instruction]:
     """The base image as a build argument, and FROM. With a digest the tag stands in the comment alone: buildah refuses
     a name that has both."""
     image = one_word(recipe.stack.image or "", "base image")
-    comment = Message("render.base-pinned", {"image": image}) if recipe.digest else Message("render.base")
-    return [Comment(recipe.say(comment)), arg(_ARGUMENT, reference(recipe)), base_image(Var(_ARGUMENT)), Line()]
+    comment = recipe.comment("base-pinned", image=image) if recipe.digest else recipe.comment("base")
+    return [comment, arg(_ARGUMENT, reference(recipe)), base_image(Var(_ARGUMENT)), Line()]
 
 
 def reference(recipe: ImageRecipe) -> str:
@@ -54,12 +54,6 @@ def reference(recipe: ImageRecipe) -> str:
     image = one_word(recipe.stack.image or "", "base image")
     folder, slash, last = image.rpartition("/")
     return f"{folder}{slash}{last.partition(':')[0]}@{recipe.digest}" if recipe.digest else image
-
-
-def labels(recipe: ImageRecipe) -> dict[str, str]:
-    """The OCI labels that say what the image stands on; no digest where none is known."""
-    prefix = "org.opencontainers.image.base"
-    return {f"{prefix}.name": recipe.stack.image or "", f"{prefix}.digest": recipe.digest or ""}
 
 
 def unpinned(stack: Stack, digest: str | None) -> tuple[Message, ...]:

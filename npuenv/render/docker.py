@@ -39,7 +39,7 @@ from npuenv.render.layers import PackageList, package_lists
 from npuenv.render.upstream import corresponding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from npuenv.lock.file import Lock
     from npuenv.matrix.rows import Index
@@ -198,20 +198,20 @@ def _labels_used(lists: Mapping[str, tuple[PackageList, ...]]) -> list[str]:
 
 def _head(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
     """What the reader has to know first: what this is, what it overrules, what is not pinned."""
-    stack, words = recipe.stack, _say(recipe)
+    stack = recipe.stack
     cann, python = stack.pin("cann"), stack.platform.python
     place = {"stack": stack.name, "hardware": stack.platform.hardware, "os": stack.platform.os, "version": version}
     about = {"cann": cann.version if cann else "", "python": python, "archs": tuple(recipe.stacks)}
     # An image is built from source; a wheel is of one architecture.
     notes = [note for note in stack.notes if not note.key.startswith("resolve.note-chip-wheel")]
     return [
-        words("header", **place),
-        words("header-cann", **about, verified=stack.verified_by),
-        words("header-build", tag=f"{stack.name.lower()}:{stack.platform.hardware}"),
-        words("header-shell"),
+        recipe.comment("header", **place),
+        recipe.comment("header-cann", **about, verified=stack.verified_by),
+        recipe.comment("header-build", tag=f"{stack.name.lower()}:{stack.platform.hardware}"),
+        recipe.comment("header-shell"),
         *([] if recipe.digest else [Comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, None)]),
         *_overrides(recipe),
-        *([Comment(""), words("notes")] if notes else []),
+        *([Comment(""), recipe.comment("notes")] if notes else []),
         *(Comment(f"* {recipe.say(note)}") for note in notes),
         *_gaps(recipe, locks),
         Line(),
@@ -225,12 +225,11 @@ def _overrides(recipe: layers.ImageRecipe) -> list[Instruction]:
         for override in stack.overrides:
             args = {"package": override.package, "requirement": override.requirement, "reason": override.because.says}
             said.setdefault(recipe.say(Message(f"render.override-{override.does}", args)), []).append(arch)
-    words = _say(recipe)
     lines = [
         Comment(f"* {line}" if len(archs) == len(recipe.stacks) else f"* [{archs[0]}] {line}")
         for line, archs in said.items()
     ]
-    return [Comment(""), words("overrides"), *lines] if said else []
+    return [Comment(""), recipe.comment("overrides"), *lines] if said else []
 
 
 def _unpinned(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[str]:
@@ -245,37 +244,35 @@ def _unpinned(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[str
 
 def _gaps(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[Instruction]:
     """Everything the locks could not pin: packages without a hash, and what is not locked at all."""
-    words = _say(recipe)
     lines: list[Instruction] = []
     for arch in recipe.stacks:
         packages = {package.name for package in locks[arch].packages}
         for missing in locks[arch].missing:
             key = "unhashed" if missing.name in packages else "not-locked"
             reason = f"{missing.reason} {missing.index or ''}".strip()
-            lines.append(words(key, name=missing.name, version=missing.version, arch=arch, reason=reason))
-    return [Comment(""), words("gaps"), *lines] if lines else []
+            lines.append(recipe.comment(key, name=missing.name, version=missing.version, arch=arch, reason=reason))
+    return [Comment(""), recipe.comment("gaps"), *lines] if lines else []
 
 
 def _arguments(recipe: layers.ImageRecipe) -> list[Instruction]:
-    words = _say(recipe)
     used = _labels_used(recipe.lists)
     sources = recipe.stack.git_sources
     named: list[Instruction] = [arg(recipe.indexes[label].argument, recipe.indexes[label].url) for label in used]
     pip = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT")
     return [
-        words("args-arch"),
+        recipe.comment("args-arch"),
         arg("TARGETARCH"),
-        words("args-proxy"),
-        words("args-pip"),
+        recipe.comment("args-proxy"),
+        recipe.comment("args-pip"),
         *(arg(name) for name in pip),
-        words("args-os"),
+        recipe.comment("args-os"),
         arg(layers.OS_MIRROR),
-        *([words("args-index"), *named] if named else []),
-        *([words("args-git")] if sources else []),
+        *([recipe.comment("args-index"), *named] if named else []),
+        *([recipe.comment("args-git")] if sources else []),
         *(arg(layers.git_argument(source), one_word(source.repo, source.name)) for source in sources),
-        words("args-build"),
+        recipe.comment("args-build"),
         *(arg(name, value) for name, value in layers.build_defaults(recipe.stack).items()),
-        words("args-user"),
+        recipe.comment("args-user"),
         arg("NPUENV_USER", recipe.user),
         Line(),
     ]
@@ -287,7 +284,8 @@ def _labels(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str)
     labels = {
         "org.opencontainers.image.title": folder_name(stack),
         "org.opencontainers.image.version": version,
-        **base.labels(recipe),
+        "org.opencontainers.image.base.name": stack.image or "",
+        "org.opencontainers.image.base.digest": recipe.digest or "",
         "npuenv.stack": stack.name,
         "npuenv.hardware": stack.platform.hardware or "",
         "npuenv.cann": cann.version if cann else "",
@@ -304,7 +302,7 @@ def _settings(recipe: layers.ImageRecipe) -> list[Instruction]:
     settings = _arch_free(recipe.stack)
     if not settings:
         return []
-    return [_say(recipe)("env"), *(env(name, _joined(settings[name])) for name in sorted(settings)), Line()]
+    return [recipe.comment("env"), *(env(name, _joined(settings[name])) for name in sorted(settings)), Line()]
 
 
 def _joined(pieces: tuple[str, ...]) -> str | tuple[str | Var, ...]:
@@ -315,7 +313,6 @@ def _joined(pieces: tuple[str, ...]) -> str | tuple[str | Var, ...]:
 
 
 def _preparation(recipe: layers.ImageRecipe) -> list[Instruction]:
-    words = _say(recipe)
     python = recipe.stack.platform.python
     major, minor = (int(part) for part in python.split("."))
     wanted = f"import sys; sys.exit(sys.version_info[:2] != ({major}, {minor}))"
@@ -323,24 +320,24 @@ def _preparation(recipe: layers.ImageRecipe) -> list[Instruction]:
     refusal = recipe.say(Message("render.no-arch", {"archs": archs}))
     files = sorted(found.file for each in recipe.lists.values() for found in each)
     return [
-        words("first-check", python=python, archs=archs),
+        recipe.comment("first-check", python=python, archs=archs),
         Run((ByArch(dict.fromkeys(recipe.stacks, ()), refusal), Exec(("python3", "-c", wanted)))),
         *layers.system_layer(recipe),
-        words("files"),
+        recipe.comment("files"),
         listed("COPY", *files, *IMAGE_FILES, *((DOCTOR,) if recipe.has_doctor else ()), f"{layers.HOME}/"),
         Line(),
     ]
 
 
 def _end(recipe: layers.ImageRecipe) -> list[Instruction]:
-    words, who = _say(recipe), Var("NPUENV_USER")
+    who = Var("NPUENV_USER")
     rc_file = "/etc/bashrc" if layers.package_tool(recipe.stack.platform.os or "") == "dnf" else "/etc/bash.bashrc"
     group = Exec(("getent", "group", "HwHiAiUser"), is_quiet=True)
     healthy = ("python3", f"{layers.HOME}/healthcheck.py", *_healthy(recipe.stack))
     return [
-        words("verify"),
-        words("activation"),
-        words("user"),
+        recipe.comment("verify"),
+        recipe.comment("activation"),
+        recipe.comment("user"),
         Run(
             (
                 Exec(healthy),
@@ -364,11 +361,10 @@ def _end(recipe: layers.ImageRecipe) -> list[Instruction]:
 
 def _health(recipe: layers.ImageRecipe, healthy: tuple[str, ...]) -> list[Instruction]:
     """The doctor takes seconds and is asked more rarely; it looks as somebody would who enters, CANN's settings on."""
-    words = _say(recipe)
     if not recipe.has_doctor:
-        return [words("health"), healthcheck(healthy, interval_s=60, timeout_s=20)]
+        return [recipe.comment("health"), healthcheck(healthy, interval_s=60, timeout_s=20)]
     entered = ("/bin/bash", f"{layers.HOME}/entrypoint.sh", *healthy, "--doctor")
-    return [words("health-doctor"), healthcheck(entered, interval_s=600, timeout_s=120)]
+    return [recipe.comment("health-doctor"), healthcheck(entered, interval_s=600, timeout_s=120)]
 
 
 def _healthy(stack: Stack) -> tuple[str, ...]:
@@ -383,10 +379,3 @@ def _list_text(recipe: layers.ImageRecipe, found: PackageList, version: str) -> 
     lines += [recipe.say(Message("render.list-index", {"label": found.index}))] if found.index else []
     lines += [] if found.is_hashed else [recipe.say(Message("render.list-unhashed"))]
     return "".join(f"# {line}\n" for line in lines) + found.text()
-
-
-def _say(recipe: layers.ImageRecipe) -> Callable[..., Comment]:
-    def words(key: str, **args: object) -> Comment:
-        return Comment(recipe.say(Message(f"render.{key}", args)))
-
-    return words

@@ -82,21 +82,15 @@ def package_lists(stack: Stack, lock: Lock) -> tuple[PackageList, ...]:
         if place >= 0:
             found.setdefault((place, package.index or "", not package.sha256), []).append(package)
     return tuple(
-        _package_list(stack, stack.order[place], label, is_bare, packages)
+        PackageList(
+            step=stack.order[place].id,
+            arch=stack.platform.arch,
+            index=label or None,
+            is_hashed=not is_bare,
+            is_rest=stack.order[place].does == REST,
+            packages=tuple(sorted(packages, key=lambda package: package.name)),
+        )
         for (place, label, is_bare), packages in sorted(found.items(), key=lambda item: item[0])
-    )
-
-
-def _package_list(
-    stack: Stack, step: BuildStep, label: str, is_bare: bool, packages: list[LockedPackage]
-) -> PackageList:
-    return PackageList(
-        step=step.id,
-        arch=stack.platform.arch,
-        index=label or None,
-        is_hashed=not is_bare,
-        is_rest=step.does == REST,
-        packages=tuple(sorted(packages, key=lambda package: package.name)),
     )
 
 
@@ -158,17 +152,24 @@ class ImageRecipe:
         """The first architecture's stack, for everything in which they are equal."""
         return next(iter(self.stacks.values()))
 
+    def comment(self, key: str, **args: object) -> Comment:
+        """A sentence of the catalogue `render` by the last part of its key, for the reader of the Dockerfile."""
+        return Comment(self.say(Message(f"render.{key}", args)))
+
 
 def layer(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
     """The comment and the RUN of one step; only a comment where nothing is left to do."""
-    comment = Comment(recipe.say(Message("render.step", {"id": step.id, "why": step.why})))
+    comment = recipe.comment("step", id=step.id, why=step.why)
     if step.does == "git":
         return [comment, *_sources(recipe, step)]
     if step.does == "uninstall":
         return [comment, Run((Exec((*_PIP, "uninstall", "-y", *(one_word(name, step.id) for name in step.what))),))]
-    commands = {arch: _installs(recipe, step, arch) for arch in recipe.stacks}
+    commands = {
+        arch: tuple(_install(recipe, found) for found in recipe.lists[arch] if found.step == step.id)
+        for arch in recipe.stacks
+    }
     if not any(commands.values()):
-        return [comment, Comment(recipe.say(Message("render.step-empty")))]
+        return [comment, recipe.comment("step-empty")]
     return [comment, Run((ByArch(commands),), may_log_in=True)]
 
 
@@ -178,7 +179,7 @@ def system_layer(recipe: ImageRecipe) -> list[Instruction]:
         return []
     rows = load_matrix().packages_among(recipe.stack.system_packages)
     reasons = [Comment(f"* {recipe.say(Message(row.why))}") for row in rows if row.why]
-    return [Comment(recipe.say(Message("render.system-packages"))), *reasons, Run(_system_packages(recipe))]
+    return [recipe.comment("system-packages"), *reasons, Run(_system_packages(recipe))]
 
 
 def _system_packages(recipe: ImageRecipe) -> tuple[Command, ...]:
@@ -258,10 +259,6 @@ def build_defaults(stack: Stack) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def _installs(recipe: ImageRecipe, step: BuildStep, arch: str) -> tuple[Command, ...]:
-    return tuple(_install(recipe, found) for found in recipe.lists[arch] if found.step == step.id)
-
-
 def _install(recipe: ImageRecipe, found: PackageList) -> Exec:
     """pip on one list. A named index is the only one: pip's configuration and further indexes are out for that call."""
     hashed = ("--require-hashes",) if found.is_hashed else ()
@@ -280,13 +277,12 @@ def _sources(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
     for name in step.what:
         source = named[versions.normalised(name)]
         if source.is_moving:
-            args = {"name": source.name, "ref": source.ref}
-            found.append(Comment(recipe.say(Message("render.moving", args))))
+            found.append(recipe.comment("moving", name=source.name, ref=source.ref))
         if _is_short(source.ref):
-            found.append(Comment(recipe.say(Message("render.short-commit", {"ref": source.ref}))))
+            found.append(recipe.comment("short-commit", ref=source.ref))
         if _is_tag(source):
-            tag = {"name": source.name, "ref": source.ref, "commit": source.commit}
-            found.append(Comment(recipe.say(Message("render.tag-commit" if source.commit else "render.tag", tag))))
+            key = "tag-commit" if source.commit else "tag"
+            found.append(recipe.comment(key, name=source.name, ref=source.ref, commit=source.commit))
         found.append(Run((*_fetch(source), *_build(recipe, source)), may_log_in=True))
     return found
 

@@ -156,11 +156,7 @@ def render_ray(
         "nodes": cards.nodes,
         "cards": cards.per_node,
     }
-    return {name: fill(f"{_ray_template(name)}.j2", **values) for name in RAY_FILES}
-
-
-def _ray_template(name: str) -> str:
-    return name if name.startswith("ray_") else f"ray_{name}"
+    return {name: fill(f"{name}.j2", **values) for name in RAY_FILES}
 
 
 def _ray_title(cards: Cards, framework: str, stack: Stack | None) -> str:

@@ -42,7 +42,7 @@ _STATUS = {
 }
 _NAMES_AT_MOST = 10  # of what the nodes agree on; -v lists all
 _SSH_PORT = 22
-_ALIKE_AT_MOST = 3  # of the same finding in other words, and of silent nodes; -v tells all
+_ALIKE_AT_MOST = 3  # of the same finding in other words, and of silent nodes; -v and the folds of the page have all
 
 
 def document(cluster: ClusterReport, asked: Scope, lang: str = "en") -> dict[str, Any]:
@@ -149,7 +149,7 @@ def summary(cluster: ClusterReport) -> Message:
     return Message("cluster.summary-alone" if cluster.why_no_agreement else "cluster.summary", args)
 
 
-def name_of(finding: Finding) -> Message:
+def _name_of(finding: Finding) -> Message:
     """The name of a finding for people, be it about one node or between nodes."""
     area, _, name = finding.check.partition(".")
     if area == "cluster":
@@ -175,7 +175,7 @@ def says_of(group: Sequence[NodeReport]) -> tuple[Status, Message]:
     return status, Message("cluster.node-findings", args)
 
 
-def results_of(cluster: ClusterReport) -> list[tuple[Status, Message, tuple[NodeReport, ...]]]:
+def _results_of(cluster: ClusterReport) -> list[tuple[Status, Message, tuple[NodeReport, ...]]]:
     """What nodes came to that came to the same, worst first."""
     groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
     return sorted(groups, key=lambda each: WORST_FIRST.index(each[0]))
@@ -204,16 +204,16 @@ def _counts_json(findings: Sequence[Finding]) -> dict[str, int]:
 
 def _nodes(cluster: ClusterReport, manner: Manner) -> Iterator[tuple[Status, str, list[str]]]:
     """What nodes came to that came to the same, worst first; of silent ones with the lines that decide."""
-    for status, says, group in results_of(cluster):
+    for status, says, group in _results_of(cluster):
         if status in (Status.FAIL, Status.UNKNOWN) or not manner.is_quiet:
-            lines = lines_of(group)
+            lines = _lines_of(group)
             if len(lines) > _ALIKE_AT_MOST + 1 and not manner.is_verbose:
                 more = Message("doctor.more", {"count": len(lines) - _ALIKE_AT_MOST})
                 lines[_ALIKE_AT_MOST:] = [say(more, manner.lang)]
             yield status, say(says, manner.lang), lines
 
 
-def lines_of(group: Sequence[NodeReport]) -> list[str]:
+def _lines_of(group: Sequence[NodeReport]) -> list[str]:
     """Of silent nodes the lines that decide."""
     return [f"{report.node.name}: {report.line}" for report in group if report.line]
 
@@ -234,7 +234,7 @@ def _tell_also(sheet: Plain | Drawn, more: Sequence[Finding], page: Page, manner
 
 
 def _head(names: str, finding: Finding, says: str, lang: str) -> list[Span]:
-    name = clean(say(name_of(finding), lang)) + ("：" if lang == "zh" else ": ")
+    name = clean(say(_name_of(finding), lang)) + ("：" if lang == "zh" else ": ")
     return [(f"{names}  " if names else "", "bold cyan"), (name, "bold"), (says, "")]
 
 
@@ -248,7 +248,7 @@ def _add_agreement(sheet: Plain | Drawn, cluster: ClusterReport, page: Page, man
         if finding.status in shown:
             _tell(sheet, finding, page, manner)
     if not manner.is_quiet and not manner.is_verbose:
-        well: list[Message] = [name_of(finding) for finding in cluster.agreement if finding.status is Status.OK]
+        well: list[Message] = [_name_of(finding) for finding in cluster.agreement if finding.status is Status.OK]
         if well:
             if len(well) > _NAMES_AT_MOST:
                 well[_NAMES_AT_MOST:] = [Message("doctor.more", {"count": len(well) - _NAMES_AT_MOST})]
@@ -282,7 +282,6 @@ def _next_of_silent(report: NodeReport, again: str) -> Message:
     return Message(f"cluster.next-{failure.value}{'-behind' if is_behind else ''}", args)
 
 
-_HTML_LINES_AT_MOST = 3  # of silent nodes, before the others are folded away
 _BETWEEN = "between-nodes"  # what stands for a node's name where it is about several
 
 
@@ -324,9 +323,9 @@ def _html_head(cluster: ClusterReport, lang: str, again: str) -> Iterator[str]:
 def _html_nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
     """What came of whom, worst first; under silent nodes the lines that decide."""
     yield f"<h2>{as_text(say(Message('cluster.html-nodes'), lang))}</h2>"
-    for status, says, group in results_of(cluster):
-        lines = lines_of(group)
-        shown = lines if len(lines) <= _HTML_LINES_AT_MOST + 1 else lines[:_HTML_LINES_AT_MOST]
+    for status, says, group in _results_of(cluster):
+        lines = _lines_of(group)
+        shown = lines if len(lines) <= _ALIKE_AT_MOST + 1 else lines[:_ALIKE_AT_MOST]
         yield f'<section class="finding {status.value}"><h3>{heading(status, "", say(says, lang), lang)}</h3>'
         if lines:
             yield '<dl class="evidence">'
@@ -345,7 +344,7 @@ def _html_also(more: Sequence[Finding], lang: str) -> Iterator[str]:
     names, count = names_of(more)
     finding = more[0]
     says = say(Message("cluster.also-here", {"count": count}), lang)
-    head = heading(finding.status, say(name_of(finding), lang), says, lang, nodes=names)
+    head = heading(finding.status, say(_name_of(finding), lang), says, lang, nodes=names)
     yield f'<details class="finding {finding.status.value}"><summary>{head}</summary><dl class="evidence">'
     for each in more:
         yield f"<dt><code>{as_text(fold(each.nodes))}</code></dt><dd>{as_text(say(each.says, lang))}</dd>"
@@ -356,7 +355,7 @@ def _html_finding(finding: Finding, lang: str) -> Iterator[str]:
     """A finding with its nodes: open where it is a problem, folded where it is well."""
     outer, inner = ("section", "h3") if finding.status in PROBLEMS else ("details", "summary")
     says = say(finding.says, lang)
-    head = heading(finding.status, say(name_of(finding), lang), says, lang, nodes=fold(finding.nodes))
+    head = heading(finding.status, say(_name_of(finding), lang), says, lang, nodes=fold(finding.nodes))
     yield f'<{outer} class="finding {finding.status.value}"><{inner}>{head}</{inner}>'
     yield from details_of([finding], lang, is_grouped=True)
     yield f"</{outer}>"
@@ -366,16 +365,16 @@ def _junit(cluster: ClusterReport, lang: str) -> str:
     """One suite for each node, and one for what is between them. A silent node is a case that fails."""
     findings = {report.node.name: _with_failure(report) for report in cluster.nodes}
     findings[_BETWEEN] = cluster.agreement
-    return junit("npuenv doctor", {name: doctor_cases(each, lang, name_of) for name, each in findings.items()})
+    return junit("npuenv doctor", {name: doctor_cases(each, lang, _name_of) for name, each in findings.items()})
 
 
 def _sarif(cluster: ClusterReport, lang: str) -> str:
     """One run for each node, and one for what is between them."""
     runs = [
-        doctor_run(_with_failure(report), lang=lang, code=report.code, host=report.node.name, name_of=name_of)
+        doctor_run(_with_failure(report), lang=lang, code=report.code, host=report.node.name, name_of=_name_of)
         for report in cluster.nodes
     ]
-    runs.append(doctor_run(cluster.agreement, lang=lang, code=cluster.code, host=_BETWEEN, name_of=name_of))
+    runs.append(doctor_run(cluster.agreement, lang=lang, code=cluster.code, host=_BETWEEN, name_of=_name_of))
     return json.dumps(sarif_log(*runs), ensure_ascii=False, indent=2) + "\n"
 
 

@@ -1,7 +1,7 @@
 """What the doctor found, as values that every form of the report is made from, and as the `npuenv.doctor/1` document.
 
-Nothing is judged here; findings come from `npuenv.checks`. Other formats: `terminal`, `html` and `doctor_ci` beside
-this file.
+Nothing is judged here; findings come from `npuenv.checks`. Other formats: `terminal` and `doctor_forms` beside this
+file.
 """
 
 from __future__ import annotations
@@ -101,6 +101,14 @@ def fix_text(fix: Fix, lang: str) -> str:
 def counts(findings: Iterable[Finding]) -> Mapping[Status, int]:
     """How many findings there are of each status."""
     return Counter(finding.status for finding in findings)
+
+
+def by_area(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """The findings of each area of checks, areas and findings in their order."""
+    areas: dict[str, list[Finding]] = {}
+    for finding in findings:
+        areas.setdefault(finding.check.partition(".")[0], []).append(finding)
+    return areas
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

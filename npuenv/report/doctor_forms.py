@@ -22,7 +22,7 @@ from npuenv.core.messages import Message, clean, say
 from npuenv.core.shell import shell_line
 from npuenv.facts.collect import to_json
 from npuenv.report.ci import BCP47, Case, junit, sarif_log, sarif_run
-from npuenv.report.doctor import FindingGroup, counts, detail_lines, fix_text, grouped, in_order, machine_lines
+from npuenv.report.doctor import FindingGroup, by_area, counts, detail_lines, fix_text, grouped, in_order, machine_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -137,12 +137,9 @@ def _problem(group: FindingGroup, lang: str) -> Iterator[str]:
 
 def _others(findings: Sequence[Finding], lang: str) -> Iterator[str]:
     """What is well or does not apply, by area, each area folded."""
-    areas: dict[str, list[Finding]] = {}
-    for finding in findings:
-        areas.setdefault(finding.check.partition(".")[0], []).append(finding)
-    if areas:
+    if findings:
         yield f"<h2>{as_text(_words('html-others', lang))}</h2>"
-    for area, members in areas.items():
+    for area, members in by_area(findings).items():
         number = counts(members)
         parts = [(status, number[status]) for status in (Status.OK, Status.SKIP) if number[status]]
         joint = "、" if lang == "zh" else ", "
@@ -290,10 +287,8 @@ def _title(finding: Finding) -> Message:
 
 def render_junit(findings: Iterable[Finding], *, lang: str = "en") -> str:
     """The document of the doctor on one machine, one suite for each area."""
-    areas: dict[str, list[Finding]] = {}
-    for finding in findings:
-        areas.setdefault(finding.check.partition(".")[0], []).append(finding)
-    return junit("npuenv doctor", {area: doctor_cases(members, lang) for area, members in areas.items()})
+    suites = {area: doctor_cases(members, lang) for area, members in by_area(findings).items()}
+    return junit("npuenv doctor", suites)
 
 
 def doctor_cases(findings: Iterable[Finding], lang: str, name_of: Callable[[Finding], Message] = _title) -> list[Case]:
@@ -319,12 +314,7 @@ def sarif_document(
 
 
 def doctor_run(
-    findings: Sequence[Finding],
-    *,
-    lang: str,
-    code: int,
-    host: str,
-    name_of: Callable[[Finding], Message] = _title,
+    findings: Sequence[Finding], *, lang: str, code: int, host: str, name_of: Callable[[Finding], Message] = _title
 ) -> dict[str, Any]:
     """The run of the doctor on one machine. `name_of`: what a finding is called."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npuenv.preflight.fixing import Fixed, PreflightResult
     from npuenv.preflight.launch import Change, Launch, LaunchFinding, LaunchSetting
     from npuenv.render.files import WrittenFiles
-    from npuenv.render.launch.generate import LaunchFiles
+    from npuenv.render.launch.job import LaunchFiles
 
 
 def files_json(made: LaunchFiles, written: WrittenFiles, lang: str, code: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A plan for programs; people get `npuenv.report.plan`."""
+"""A plan as lines for people, and as the `npuenv.plan/1` document."""
 
 from __future__ import annotations
 

@@ -35,12 +35,7 @@ def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
 
 
 def show_table(
-    stack: Stack,
-    console: Console,
-    lang: str = "en",
-    *,
-    following: Sequence[Message] = (),
-    said: Collection[str] = (),
+    stack: Stack, console: Console, lang: str = "en", *, following: Sequence[Message] = (), said: Collection[str] = ()
 ) -> None:
     """Prints a stack on one screen: what it is for, each version with its standing, what to do next.
 

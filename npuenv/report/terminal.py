@@ -16,7 +16,7 @@ from npuenv.core.finding import PROBLEMS, Status
 from npuenv.core.messages import Message, clean, say
 from npuenv.core.shell import shell_line
 from npuenv.matrix import load_matrix
-from npuenv.report.doctor import FindingGroup, counts, fix_text, grouped, in_order, is_mendable, machine_lines
+from npuenv.report.doctor import FindingGroup, by_area, counts, fix_text, grouped, in_order, is_mendable, machine_lines
 from npuenv.report.lines import sources_line
 
 if TYPE_CHECKING:
@@ -273,11 +273,8 @@ def branches_of(
 def _add_well(sheet: Plain | Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
     """What is well, one line per area, cut where the line ends; then how much does not apply."""
     room = (page.width if page.is_terminal else _PLAIN_WIDTH) - _indent(page)
-    areas: dict[str, list[str]] = {}
-    for finding in findings:
-        if finding.status is Status.OK:
-            areas.setdefault(finding.check.partition(".")[0], []).append(say(title(finding.check), manner.lang))
-    for area, names in areas.items():
+    for area, members in by_area(finding for finding in findings if finding.status is Status.OK).items():
+        names = [say(title(finding.check), manner.lang) for finding in members]
         sheet.line(label_of(Status.OK, page, manner.lang), (_listed(area, names, room, manner.lang), ""))
     for says in _skipped(findings):
         sheet.line(label_of(Status.SKIP, page, manner.lang), (_cut(say(says, manner.lang), room), "dim"))

@@ -57,6 +57,11 @@ class Reading:
     def is_completed(self) -> bool:
         return self.end is not None and self.end.get("status") == "completed" and self.exit_code == 0
 
+    @property
+    def steps_done(self) -> int:
+        done = number(self.end or {}, "steps_done")
+        return int(done) if math.isfinite(done) else len(self.steps)
+
     def setting(self, name: str) -> Any:
         """The value of a setting of the run; None without a header."""
         settings = (self.header or {}).get("settings")
@@ -258,43 +263,16 @@ MACHINE: Sequence[Callable[[Reading], Finding]] = (
 
 # Causes first. The arithmetic of a step is wrong in the trainer's code or on the device; all else can only be the code.
 _BY_ARITHMETIC = (
-    "learner-logprobs-wrong",
-    "reference-logprobs-wrong",
-    "advantages-wrong",
-    "loss-wrong",
-    "gradients-not-summed",
-    "gradient-missing",
-    "gradient-wrong",
-    "clip-wrong",
-    "optimizer-wrong",
-    "critic-wrong",
-    "sampler-logprobs-wrong",
-)
+    "learner-logprobs-wrong", "reference-logprobs-wrong", "advantages-wrong", "loss-wrong", "gradients-not-summed",
+    "gradient-missing", "gradient-wrong", "clip-wrong", "optimizer-wrong", "critic-wrong", "sampler-logprobs-wrong",
+)  # fmt: skip
 WRONG = (
-    "prompts-repeat",
-    "prompts-differ",
-    "heldout-overlaps",
-    "batch-differs",
-    "rewards-wrong",
-    "mini-batches-differ",
-    "order-differs",
-    "reference-not-start",
-    "reference-moved",
-    "state-changed",
-    "lr-off-schedule",
-    "noise-off-schedule",
-    "noise-repeats",
-    "kl-coef-off",
-    "answers-cut",
-    "rows-repeat",
-    "samples-repeat",
-    "mask-on-observations",
-    "answers-misplaced",
-    "sampler-weights-failed",
-    *_BY_ARITHMETIC,
-    "metrics-wrong",
+    "prompts-repeat", "prompts-differ", "heldout-overlaps", "batch-differs", "rewards-wrong", "mini-batches-differ",
+    "order-differs", "reference-not-start", "reference-moved", "state-changed", "lr-off-schedule",
+    "noise-off-schedule", "noise-repeats", "kl-coef-off", "answers-cut", "rows-repeat", "samples-repeat",
+    "mask-on-observations", "answers-misplaced", "sampler-weights-failed", *_BY_ARITHMETIC, "metrics-wrong",
     "restore-incomplete",
-)
+)  # fmt: skip
 # The trainer's stages, each a check `training.NAME`.
 STAGES = ("prompts", "samples", "heldout", "batch", "mini-batches", "schedules", "reference", "state", "recomputed")
 
@@ -383,18 +361,13 @@ def is_calibrated(run: Reading) -> bool:
 
     A run with verl's defaults, above all a learning rate for large models, is not expected to learn this task.
     """
-    is_default = _steps_done(run) >= CALIBRATED_STEPS and not (run.header or {}).get("assumed")
+    is_default = run.steps_done >= CALIBRATED_STEPS and not (run.header or {}).get("assumed")
     return is_default and all(run.setting(name) in (None, value) for name, value in CALIBRATED.items())
-
-
-def _steps_done(run: Reading) -> int:
-    done = number(run.end or {}, "steps_done")
-    return int(done) if math.isfinite(done) else len(run.steps)
 
 
 def too_little(run: Reading, flat: Finding) -> Finding:
     """The finding instead of a failure to learn, if everything else is fine and the run was not expected to learn."""
     task = run.setting("task")
     key = "too-little" if task in (None, CALIBRATED["task"]) else "too-little-task"
-    args = {**flat.says.args, "steps": _steps_done(run), "task": task}
+    args = {**flat.says.args, "steps": run.steps_done, "task": task}
     return finding(flat.check, Status.UNKNOWN, key, args, evidence=flat.evidence[0].line)

@@ -33,34 +33,7 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
 
 
-def head_elsewhere(settings: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str | None:
-    """The first node's address if this is another node of a run over several; None if the run is this process's.
-
-    Example: {"train_cards": "0-7"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"} -> "10.0.0.1"
-    """
-    environ = os.environ if environ is None else environ
-    number, count = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
-    is_other = number.isdigit() and int(number) > 0 and count.isdigit() and int(count) > 1
-    return environ.get("MASTER_ADDR") if is_other and settings.get("train_cards") else None
-
-
-@contextlib.contextmanager
-def worker_run(python: Path, settings: Mapping[str, str]) -> Iterator[tuple[Running, Path]]:
-    """Runs the trainer as a worker of the first node, with a temporary folder for its log, for the duration of the
-    block.
-
-    Only the first node writes into the folder of the run, which all nodes may share.
-    """
-    # there is no checkpoint to resume from here
-    own = {name: value for name, value in settings.items() if name != "resume"}
-    with tempfile.TemporaryDirectory(prefix="npuenv-node-") as folder:
-        location = TrainerTarget(python, Path(folder) / "out")
-        with start(location, own) as running:
-            yield running, location.out
-
-
 Record = Mapping[str, Any]
-
 METRICS = "metrics.jsonl"
 LOG = "trainer.log"
 _TAIL_BYTES = 65_536  # of a log, far longer than any last line
@@ -155,6 +128,32 @@ def sole_use(out: Path) -> Iterator[None]:
         if not is_mine:
             raise BadInput(Message("smoke.busy", {"path": str(out)}), Message("smoke.foreign-out-hint"))
         yield
+
+
+def head_elsewhere(settings: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str | None:
+    """The first node's address if this is another node of a run over several; None if the run is this process's.
+
+    Example: {"train_cards": "0-7"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"} -> "10.0.0.1"
+    """
+    environ = os.environ if environ is None else environ
+    number, count = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
+    is_other = number.isdigit() and int(number) > 0 and count.isdigit() and int(count) > 1
+    return environ.get("MASTER_ADDR") if is_other and settings.get("train_cards") else None
+
+
+@contextlib.contextmanager
+def worker_run(python: Path, settings: Mapping[str, str]) -> Iterator[tuple[Running, Path]]:
+    """Runs the trainer as a worker of the first node, with a temporary folder for its log, for the duration of the
+    block.
+
+    Only the first node writes into the folder of the run, which all nodes may share.
+    """
+    # there is no checkpoint to resume from here
+    own = {name: value for name, value in settings.items() if name != "resume"}
+    with tempfile.TemporaryDirectory(prefix="npuenv-node-") as folder:
+        location = TrainerTarget(python, Path(folder) / "out")
+        with start(location, own) as running:
+            yield running, location.out
 
 
 def follow(running: Running, out: Path, *, silence_limit_s: float = SILENCE_LIMIT_S) -> Iterator[Record]:

@@ -25,11 +25,11 @@ from npuenv.bundle.fetch import (
     THREADS,
     Download,
     DownloadProgress,
-    failed_by_disk,
     fetch_all,
     still_to_fetch,
     with_sizes,
 )
+from npuenv.bundle.layout import failed_by_disk
 from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSetting, PipSettings

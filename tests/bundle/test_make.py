@@ -477,7 +477,7 @@ def test_the_command_says_what_goes_in_before_and_what_is_there_after(
     result = BundleResult(out, manifest)
     cli._report(ui, result)
     said = capsys.readouterr().out
-    assert manifest.digest in said and f"tar -xf out.tar && sh {contents.name}/install.sh" in said
+    assert manifest.digest in said and f"tar -xf out.tar && sh {contents.request.name}/install.sh" in said
     cli._report(replace(ui, is_json=True), result)
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["manifest_sha256"]) == ("npuenv.bundled/1", manifest.digest)

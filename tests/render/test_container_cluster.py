@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container import shell
+from npuenv.render.container import parts
 from npuenv.render.container.description import Container, ContainerOptions, describe
 from npuenv.render.container.formats import render_container
 from tests.render import container_reading as reading
@@ -102,21 +102,21 @@ def status(folder: Path, *, full_at: int) -> str:
 
 def test_the_head_stops_ray_after_its_command_and_hands_its_exit_code_on(tmp_path: Path) -> None:
     ray = status(tmp_path, full_at=0)
-    code, calls = program(shell.LEAD, *HEAD, "sh", "-c", "exit 9", ray=ray, folder=tmp_path)
+    code, calls = program(parts.LEAD, *HEAD, "sh", "-c", "exit 9", ray=ray, folder=tmp_path)
     assert (code, calls) == (9, [START, "ray status", "ray stop"])
 
 
 def test_the_head_runs_its_command_only_once_all_nodes_have_joined(tmp_path: Path) -> None:
     ray = status(tmp_path, full_at=6)
     note = f"echo ran >>{tmp_path}/calls"
-    code, calls = program(shell.LEAD, *HEAD, "sh", "-c", note, ray=ray, folder=tmp_path)
+    code, calls = program(parts.LEAD, *HEAD, "sh", "-c", note, ray=ray, folder=tmp_path)
     wait = ["ray status", "sleep 5"]
     assert (code, calls) == (0, [START, *wait, *wait, "ray status", "ran", "ray stop"])
 
 
 def test_the_head_gives_up_where_a_node_stays_away_and_says_so(tmp_path: Path) -> None:
     ray = status(tmp_path, full_at=99)
-    code, calls = program(shell.LEAD, *HEAD, "touch", f"{tmp_path}/ran", ray=ray, folder=tmp_path)
+    code, calls = program(parts.LEAD, *HEAD, "touch", f"{tmp_path}/ran", ray=ray, folder=tmp_path)
     assert (code, calls) == (1, [START, *["ray status", "sleep 5"] * 4, "ray status", "ray stop"])
     assert (tmp_path / "said").read_text() == "Absent.\n"
     assert not (tmp_path / "ran").exists()
@@ -125,7 +125,7 @@ def test_the_head_gives_up_where_a_node_stays_away_and_says_so(tmp_path: Path) -
 def test_the_command_learns_its_place_among_the_nodes_and_rays_own_processes_do_not(tmp_path: Path) -> None:
     place = 'echo "${RANK-no} ${WORLD_SIZE-no} ${MASTER_ADDR-no}"'
     ray = f'if [ "$1" = start ]; then {place} >>{tmp_path}/calls; fi\n{status(tmp_path, full_at=0)}'
-    code, calls = program(shell.LEAD, *HEAD, "sh", "-c", f"{place} >>{tmp_path}/calls", ray=ray, folder=tmp_path)
+    code, calls = program(parts.LEAD, *HEAD, "sh", "-c", f"{place} >>{tmp_path}/calls", ray=ray, folder=tmp_path)
     assert (code, calls) == (0, [START, "no no no", "ray status", "0 3 node1", "ray stop"])
     for name in ("kubernetes.yaml", "slurm.sh"):
         several, one = (render_container(made(nodes=nodes))[name] for nodes in (3, 1))
@@ -160,21 +160,21 @@ def test_volcano_takes_nodes_of_the_right_kind(hardware: str, cards: str, expect
 
 
 def test_where_ray_does_not_start_the_command_is_not_run(tmp_path: Path) -> None:
-    code, calls = program(shell.LEAD, *HEAD, "touch", f"{tmp_path}/ran", ray="exit 4", folder=tmp_path)
+    code, calls = program(parts.LEAD, *HEAD, "touch", f"{tmp_path}/ran", ray="exit 4", folder=tmp_path)
     assert (code, calls) == (4, [START])
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_worker_waits_for_the_head_and_then_stays(tmp_path: Path) -> None:
     late = f'test "$(wc -l <{tmp_path}/calls)" -gt 4'
-    code, calls = program(shell.FOLLOW, *WORKER, ray=late, folder=tmp_path)
+    code, calls = program(parts.FOLLOW, *WORKER, ray=late, folder=tmp_path)
     join = "ray start --address=node1:6379"
     assert (code, calls) == (0, [join, "sleep 5", join, "sleep 5", join, "sleep infinity"])
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [("20", 4), ("60", 12)])
 def test_a_worker_without_a_head_gives_up_in_the_time_that_is_set(tmp_path: Path, seconds: str, waits: int) -> None:
-    code, calls = program(shell.FOLLOW, *WORKER, ray="exit 1", folder=tmp_path, NPUENV_WAIT_S=seconds)
+    code, calls = program(parts.FOLLOW, *WORKER, ray="exit 1", folder=tmp_path, NPUENV_WAIT_S=seconds)
     assert (code, calls.count("sleep 5"), calls.count("sleep infinity")) == (1, waits, 0)
     assert (tmp_path / "said").read_text() == "No head.\n"
 
@@ -186,7 +186,7 @@ def test_ray_starts_with_the_interface_that_reaches_the_head(tmp_path: Path) -> 
     ray = f'test "$1" = start && printf "%s\\n" {show} >{tmp_path}/environ\n{status(tmp_path, full_at=0)}'
     expected = ["HCCL_SOCKET_IFNAME==enp194s0f0", "HCCL_IF_IP=10.0.0.7"]
     expected += ["GLOO_SOCKET_IFNAME=enp194s0f0", "TP_SOCKET_IFNAME=enp194s0f0"]
-    for text, words in ((shell.LEAD, (*HEAD, "true")), (shell.FOLLOW, WORKER)):
+    for text, words in ((parts.LEAD, (*HEAD, "true")), (parts.FOLLOW, WORKER)):
         assert program(text, *words, ray=ray, folder=tmp_path)[0] == 0
         assert (tmp_path / "environ").read_text().splitlines() == expected
         program(text, *words, ray=ray, folder=tmp_path, GLOO_SOCKET_IFNAME="bond0")
@@ -197,7 +197,7 @@ def test_where_no_interface_is_found_the_job_goes_on_and_says_so(tmp_path: Path)
     ray = (
         f'test "$1" != start || echo "${{HCCL_SOCKET_IFNAME-none}}" >{tmp_path}/environ\n{status(tmp_path, full_at=0)}'
     )
-    code, calls = program(shell.LEAD, *HEAD, "true", ray=ray, folder=tmp_path, python="exit 1")
+    code, calls = program(parts.LEAD, *HEAD, "true", ray=ray, folder=tmp_path, python="exit 1")
     assert (code, calls[0], (tmp_path / "said").read_text()) == (0, START, "No interface.\n")
     assert (tmp_path / "environ").read_text() == "none\n"
 
@@ -213,14 +213,14 @@ def test_the_interface_is_looked_up_by_the_address_that_reaches_the_head(tmp_pat
         own = way.getsockname()[0]
     real = f'exec {sys.executable} "$@"'
     ray = f'echo "${{HCCL_SOCKET_IFNAME-none}} ${{HCCL_IF_IP-none}}" >{tmp_path}/environ'
-    program(shell.FOLLOW, f"{own}:6379", *WORKER[1:], ray=ray, folder=tmp_path, python=real)
+    program(parts.FOLLOW, f"{own}:6379", *WORKER[1:], ray=ray, folder=tmp_path, python=real)
     by_address = (tmp_path / "environ").read_text().split()
-    program(shell.FOLLOW, "127.0.0.1:6379", *WORKER[1:], ray=ray, folder=tmp_path, python=real)
+    program(parts.FOLLOW, "127.0.0.1:6379", *WORKER[1:], ray=ray, folder=tmp_path, python=real)
     by_loopback = (tmp_path / "environ").read_text().split()
     assert by_address == by_loopback
     assert by_address[0][1:] in [name for _, name in socket.if_nameindex()] and by_address[1] == own
     gone = {"python": real, "NPUENV_WAIT_S": "0"}
-    program(shell.FOLLOW, "nowhere.invalid:6379", *WORKER[1:], ray=ray, folder=tmp_path, **gone)
+    program(parts.FOLLOW, "nowhere.invalid:6379", *WORKER[1:], ray=ray, folder=tmp_path, **gone)
     assert (tmp_path / "environ").read_text().split() == ["none", "none"]
 
 

@@ -19,16 +19,17 @@ from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
 from npuenv.render.launch import roll_recipe as recipes
-from npuenv.render.launch.job import chosen_placement, parse_cards, parse_overrides
-from npuenv.render.launch.roll import mapping_text, render_roll
-from npuenv.render.launch.roll_recipe import is_read
+from npuenv.render.launch.job import LaunchOptions, chosen_placement, parse_cards, parse_overrides
+from npuenv.render.launch.roll import render_roll
+from npuenv.render.launch.roll_recipe import is_read, mapping_text
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
 from tests.trainer.engines.vllm_signatures import fields
 
 MATRIX = load_matrix()
-RECIPES = [row.id for row in MATRIX.roll_recipes]
+ROWS = {row.id: row for row in MATRIX.roll_recipes}
+RECIPES = list(ROWS)
 RELEASES = ["5d1e3c3d", "51c123f1", "0.3.0", "8eb27cc2"]
 MODEL = Model("sample", 7.6e9, 28, 3584, 18944, 28, 4, 128, 152064, False)
 FROZEN_LAKE, MATH, TWO_NODES = "agentic-frozen-lake", "rlvr-math-qwen3-8b", "rlvr-qwen2.5-7b-2x8"
@@ -44,15 +45,12 @@ STACKS = {row.stack: stack_of(row.stack) for row in MATRIX.roll_releases}
 
 
 def render(name: str, release: str, *words: str, placement: Placement | None = None, **options: Any) -> dict[str, str]:
-    form = recipes.release_of(release, MATRIX.roll_releases)
     allows = options.pop("allows_local_code", False)
-    recipe = recipes.filled(
-        name, MATRIX.roll_recipes, form, release, overrides=parse_overrides(words), allows_local_code=allows
-    )
+    recipe = recipes.filled(name, release, overrides=parse_overrides(words), allows_local_code=allows)
     placed = placement or recipes.published_placement(recipe.row)
     job = recipes.job_of(recipe, MODEL, recipes.published_cards(recipe.row), num_train=len(placed.train))
     job = recipes.placed_job(job, recipe, placed)
-    return render_roll(job, placed, recipe, stack=STACKS[form.stack], **options)
+    return render_roll(job, placed, recipe, stack=STACKS[recipe.release.stack], **options)
 
 
 def content(files: dict[str, str]) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def cards_of(text: str) -> list[int]:
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.one_in(3)
 def test_every_sample_keeps_its_plan_and_its_sums(name: str, release: str) -> None:
-    tree, row = content(as_published(name, release)), recipes.recipe_of(name, MATRIX.roll_recipes)
+    tree, row = content(as_published(name, release)), ROWS[name]
     train = cards_of(tree["actor_train"]["device_mapping"])
     assert written_cards(train) == row.train
     assert written_cards(cards_of(tree["actor_infer"]["device_mapping"])) == row.infer
@@ -187,7 +185,7 @@ EXPORTS = SAMPLES.pop("exports")
 @functools.cache
 def published(name: str) -> dict[str, Any]:
     """A sample's values, as `flat` gives those of a file; what its shell exports counts with its variables."""
-    row = recipes.recipe_of(name, MATRIX.roll_recipes)
+    row = ROWS[name]
     tree: dict[str, Any] = {}
     exports = {f"system_envs.{variable}": text for variable, text in EXPORTS.items()}
     for key, text in {**exports, **SAMPLES[row.like or name]}.items():
@@ -211,8 +209,8 @@ def test_every_value_is_the_samples_or_a_departure_that_the_file_names(name: str
     ours, theirs = flat(content(files)), published(name)
     differing = {key for key in ours.keys() | theirs.keys() if ours.get(key, key) != theirs.get(key, key)}
     differing = {key for key in differing if not any(part in _BY_PLAN for part in key.split("."))}
-    row = recipes.recipe_of(name, MATRIX.roll_recipes)
-    chain = [row, *([recipes.recipe_of(row.like, MATRIX.roll_recipes)] if row.like else [])]
+    row = ROWS[name]
+    chain = [row, *([ROWS[row.like]] if row.like else [])]
     if not allows and any(each.local_code for each in chain):
         assert says(text, "launch_roll.note-local-code")
         differing -= {key for each in chain for key in each.local_code}
@@ -380,7 +378,7 @@ def test_the_nearest_key_is_named() -> None:
 def test_a_release_is_known_by_version_or_commit(name: str, engine: str, version: str) -> None:
     form = recipes.release_of(name, MATRIX.roll_releases)
     assert form.engine == engine
-    assert recipes.filled(MATH, MATRIX.roll_recipes, form, name, overrides={}).version == version
+    assert recipes.filled(MATH, name, overrides={}).version == version
 
 
 def test_a_mapping_is_written_in_runs_of_neighbours() -> None:
@@ -400,14 +398,14 @@ def test_card_lists_are_read_and_refused() -> None:
 def test_what_is_not_said_about_cards_follows_from_the_rest() -> None:
     cards = Cards("a2", 4)
     said: dict[str, Any] = {"train": None, "infer": None, "reference": None, "layout": None}
-    assert chosen_placement(cards, **said) is None
-    split = chosen_placement(cards, **{**said, "train": "0-1"})
+    assert chosen_placement(LaunchOptions(**said), cards) is None
+    split = chosen_placement(LaunchOptions(**{**said, "train": "0-1"}), cards)
     assert split == Placement((0, 1), (2, 3), (2, 3))
-    shared = chosen_placement(cards, **{**said, "train": "0-1", "layout": "colocated"})
+    shared = chosen_placement(LaunchOptions(**{**said, "train": "0-1", "layout": "colocated"}), cards)
     assert shared == Placement((0, 1), (0, 1), (0, 1))
     for given in ({"reference": "0"}, {"train": "0-3"}, {"train": "0", "infer": "0", "layout": "split"}):
         with pytest.raises(BadInput):
-            chosen_placement(cards, **{**said, **given})
+            chosen_placement(LaunchOptions(**{**said, **given}), cards)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

@@ -14,9 +14,8 @@ from ruamel.yaml import YAML
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.preflight.memory.types import Placement
-from npuenv.render.launch.job import Paths
 from npuenv.render.launch.verl import overrides, render_verl
-from npuenv.render.launch.verl_job import for_release
+from npuenv.render.launch.verl_job import Paths, for_release
 from tests.render.conftest import make_stack, pin
 from tests.render.verl_jobs import RECIPES, TEST, TRAIN, published, words_of
 

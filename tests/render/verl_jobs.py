@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement
-from npuenv.render.launch.job import Paths
-from npuenv.render.launch.verl_job import job_for
+from npuenv.render.launch.verl_job import Paths, job_for
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows import LaunchRecipe

@@ -12,7 +12,7 @@ from rich.console import Console
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.report.smoke import Where, headline, print_summary, summary_json, verdict, watch, where_of
-from npuenv.smoke import cause
+from npuenv.smoke.judge import cause
 from tests.support.sentences import sentence
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.finding import Finding, Status
-from npuenv.smoke import judge
 from npuenv.smoke.findings import STAGES as SECOND_OPINION
+from npuenv.smoke.judge import judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

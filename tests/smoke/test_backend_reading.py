@@ -13,10 +13,10 @@ import pytest
 from npuenv.core.errors import StepFailed
 from npuenv.core.finding import Status
 from npuenv.host.local import LocalHost
-from npuenv.smoke import cause
 from npuenv.smoke.backends import CAUSES, judge
 from npuenv.smoke.backends.monitor import Roll, Verl, pending, without_colours
 from npuenv.smoke.backends.starting import rows, write_rows
+from npuenv.smoke.judge import cause
 from tests.smoke.backend_cases import BEFORE, PENDING, make_target, roll_step, verl_step
 
 

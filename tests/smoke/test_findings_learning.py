@@ -6,8 +6,8 @@ import pytest
 
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.smoke import cause, judge
 from npuenv.smoke.findings import CALIBRATED, CALIBRATED_STEPS
+from npuenv.smoke.judge import cause, judge
 from tests.smoke.smoke_cases import Record, good_run, not_fine, reset
 from tests.support.sentences import says, sentence
 from trainer.config import Config

@@ -8,9 +8,8 @@ import pytest
 
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.smoke import cause, judge
 from npuenv.smoke.findings import STAGES, WRONG
-from npuenv.smoke.judge import CAUSES
+from npuenv.smoke.judge import CAUSES, cause, judge
 from tests.smoke.planted.cases import FAULTS
 from tests.smoke.smoke_cases import Record, good_run, not_fine, restaged
 

@@ -10,9 +10,9 @@ import pytest
 from npuenv.core.errors import StepFailed
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.smoke import METRICS, cause, follow, judge
 from npuenv.smoke.findings import brief
-from npuenv.smoke.run import LONGEST_SILENCE_S, _announced_s
+from npuenv.smoke.judge import cause, judge
+from npuenv.smoke.run import LONGEST_SILENCE_S, METRICS, _announced_s, follow
 from tests.smoke.smoke_cases import Record, changed, not_fine, reset, restaged, without
 from tests.support.sentences import sentence
 

@@ -10,8 +10,9 @@ import pytest
 
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.smoke import cause, gain_by_chance, judge, parse_record
-from npuenv.smoke.judge import CAUSES
+from npuenv.smoke.findings import gain_by_chance
+from npuenv.smoke.judge import CAUSES, cause, judge
+from npuenv.smoke.run import parse_record
 from tests.smoke.smoke_cases import STAGES, Record, changed, good_run, not_fine, reset, restaged, states, without
 from tests.support.sentences import sentence
 

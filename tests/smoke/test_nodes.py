@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
-from npuenv.smoke import head_elsewhere
+from npuenv.smoke.run import head_elsewhere
 from tests.support.sentences import sentence
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from npuenv.cli.smoke_train import parse_settings, with_options
 from npuenv.core.errors import BadInput
-from npuenv.smoke import METRICS, follow, records_of
 from npuenv.smoke.judge import judge
+from npuenv.smoke.run import METRICS, follow, records_of
 
 if TYPE_CHECKING:
     from pathlib import Path

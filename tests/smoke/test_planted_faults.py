@@ -14,7 +14,7 @@ import pytest
 
 from npuenv.core.messages import say
 from npuenv.report.smoke import Where, headline, verdict
-from npuenv.smoke import cause, judge
+from npuenv.smoke.judge import cause, judge
 from tests.support.sentences import part, says, sentence
 from tests.trainer.placement.ray_cases import HAS_RAY, NO_RAY, home, ran
 

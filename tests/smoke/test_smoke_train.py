@@ -14,7 +14,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.core.errors import ExitCode
-from npuenv.smoke import TrainerTarget, start
+from npuenv.smoke.run import TrainerTarget, start
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.render.container import shell
-from npuenv.render.container.description import has_registry, is_of_podman
+from npuenv.render.container import parts
+from npuenv.render.container.parts import has_registry, is_of_podman
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container, Say
+    from npuenv.render.container.description import Container
+    from npuenv.render.container.parts import Say
 
 
 def render(container: Container, version: str, say: Say) -> str:
@@ -25,22 +26,22 @@ def render(container: Container, version: str, say: Say) -> str:
     if not container.has_host_ipc:
         notes.append(say("note-no-shm-limit"))
     text = [
-        *shell.opening(container, version, say, *notes, shell="/bin/bash"),
+        *parts.opening(container, version, say, *notes, shell="/bin/bash"),
         "set -eu",
         "",
-        *shell.check(container, say),
-        *shell.open_files(container, say),
+        *parts.check(container, say),
+        *parts.open_files(container, say),
         "",
         *_image(container, say),
         *(f"export APPTAINERENV_{name}={shlex.quote(value)}" for name, value in container.environment.items()),
-        shell.default_command(container.command or ("/bin/bash",)),
+        parts.default_command(container.command or ("/bin/bash",)),
         f'set -- "$image" {shlex.join(container.entrypoint)} "$@"',
         *_where_there(container),
         'scratch=$(mktemp -d "${TMPDIR:-/tmp}/npuenv.XXXXXX")',
         "trap 'rm -rf \"$scratch\"' EXIT",
         "trap 'exit 130' INT",
         "trap 'exit 143' TERM",
-        *shell.lines("apptainer exec", [*_options(container), '"$@"']),
+        *parts.lines("apptainer exec", [*_options(container), '"$@"']),
     ]
     return "\n".join(text) + "\n"
 
@@ -53,12 +54,12 @@ def _options(container: Container) -> Iterator[str]:
     yield "--writable-tmpfs"
     if not container.has_host_ipc:
         yield "--ipc"
-    yield from (f"--bind {shlex.quote(shell.triple(mount))}" for mount in shell.required(container))
+    yield from (f"--bind {shlex.quote(parts.triple(mount))}" for mount in parts.required(container))
 
 
 def _where_there(container: Container) -> Iterator[str]:
-    for mount in shell.optional(container):
-        bind = shlex.quote(shell.triple(mount))
+    for mount in parts.optional(container):
+        bind = shlex.quote(parts.triple(mount))
         yield f'if [ -e {shlex.quote(mount.source)} ]; then set -- --bind {bind} "$@"; fi'
 
 

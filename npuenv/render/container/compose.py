@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.render.container.description import head, left_open
+from npuenv.render.container.parts import head, left_open
 from npuenv.render.files import dump_yaml
 
 if TYPE_CHECKING:
-    from npuenv.render.container.description import Container, Mount, Say
+    from npuenv.render.container.description import Container, Mount
+    from npuenv.render.container.parts import Say
 
 _GROUP = "NPUENV_CARDS_GID"  # compose cannot look at the host; it stops where this variable is not set
 _USERS = "users"

@@ -10,11 +10,11 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.types import read_cards, written_cards
+from npuenv.preflight.memory.types import read_cards
 from npuenv.render.docker import folder_name
 from npuenv.render.files import plain
 from npuenv.render.layers import HOME
@@ -161,11 +161,16 @@ def describe(
         raise _bad("bad-nodes", nodes=options.nodes, most=_MOST_NODES)
     if options.shm_gib is not None and options.shm_gib < 1:
         raise _bad("bad-shm", gib=options.shm_gib)
-    image = image_name(options.image if options.image is not None else _image(stack, chips))
+    if options.image is None and stack is None:
+        raise _bad("image-needed")
+    default = f"{stack.name.lower()}:{chips}" if stack else ""  # as the Dockerfile's head says to build
+    image = image_name(options.image if options.image is not None else default)
     places = [place for place in matrix.container_places if chips in place.hardware]
     return Container(
         title=folder_name(stack) if stack else image,
-        name=object_name(options.name) if options.name is not None else _name(stack, chips),
+        name=object_name(
+            near_name(f"{stack.name if stack else 'npuenv'}-{chips}") if options.name is None else options.name
+        ),
         image=image,
         hardware=chips,
         cards=cards,
@@ -238,17 +243,6 @@ def _own_folders(options: ContainerOptions) -> list[Mount]:
     ]
 
 
-def _image(stack: Stack | None, hardware: str) -> str:
-    """The name under which the Dockerfile's head says to build."""
-    if stack is None:
-        raise _bad("image-needed")
-    return f"{stack.name.lower()}:{hardware}"
-
-
-def _name(stack: Stack | None, hardware: str) -> str:
-    return near_name(f"{stack.name if stack else 'npuenv'}-{hardware}")
-
-
 def _command(line: str | None) -> tuple[str, ...]:
     if line is None:
         return ()
@@ -276,7 +270,7 @@ _USER_NAME = re.compile(r"\d+(?::\d+)?", re.ASCII)
 def plain_words(words: Sequence[str], what: str) -> tuple[str, ...]:
     """The words themselves, each plain. Raises BadInput for one that is not, and for none at all."""
     if not words or not words[0]:
-        raise BadInput(Message("container.no-words", {"what": what}), Message("container.no-words-hint"))
+        raise _bad("no-words", what=what)
     return tuple(plain(word, what) for word in words)
 
 
@@ -293,7 +287,7 @@ def absolute_path(path: str, what: str) -> str:
         raise BadInput(Message("render.unsafe-value", args), Message("container.unsafe-path-hint"))
     clean = "/" + posixpath.normpath(path).lstrip("/")
     if clean == "/":
-        raise BadInput(Message("container.whole-root", {"what": what}), Message("container.whole-root-hint"))
+        raise _bad("whole-root", what=what)
     return clean
 
 
@@ -317,67 +311,12 @@ def near_name(words: str) -> str:
 def image_name(name: str) -> str:
     """The reference itself, when it is one of an image. Raises BadInput."""
     if not _IMAGE.fullmatch(name):
-        raise BadInput(Message("container.bad-image", {"image": repr(name)}), Message("container.bad-image-hint"))
+        raise _bad("bad-image", image=repr(name))
     return name
 
 
 def user_ids(user: str) -> str:
     """The ids themselves: UID or UID:GID in digits, which every engine understands. Raises BadInput."""
     if not _USER_NAME.fullmatch(user):
-        raise BadInput(Message("container.bad-user", {"user": repr(user)}), Message("container.bad-user-hint"))
+        raise _bad("bad-user", user=repr(user))
     return user
-
-
-def has_registry(image: str) -> bool:
-    """Whether the reference names a registry: as for Docker, a first part with a dot or a port.
-
-    `localhost` alone is none: podman and buildah call their own images so.
-    """
-    first, slash, _ = image.partition("/")
-    return bool(slash) and ("." in first or ":" in first)
-
-
-def is_of_podman(image: str) -> bool:
-    """Whether the reference is what podman and buildah call an image of their own, `localhost/...`."""
-    return image.startswith("localhost/")
-
-
-# The same in every language: by it a file is known to be rendered here.
-MARK = "# npuenv.run/1 "
-
-
-class Say(Protocol):
-    """A sentence of the catalogue `container` by the last part of its key, in the reader's language."""
-
-    def __call__(self, key: str, **args: object) -> str: ...
-
-
-def head(container: Container, version: str, say: Say, *notes: str, chooses: bool = True) -> list[str]:
-    """The comment lines of a file. `notes` are sentences of its form; `chooses` is off where others pick cards."""
-    cards = written_cards(container.cards)
-    inside = container.environment["ASCEND_RT_VISIBLE_DEVICES"]
-    which = say("head-cards", cards=cards) if chooses else say("head-count", count=len(container.cards))
-    lines = [
-        say("head", title=container.title, hardware=container.hardware, version=version),
-        which,
-        say("head-inside", inside=inside),
-        say("head-host-numbers"),
-        *([say("head-nodes", nodes=container.nodes)] if container.nodes > 1 else []),
-        *([say("head-mount-points", places=container.mount_points)] if container.mount_points else []),
-        *notes,
-    ]
-    return [f"{MARK}{container.title}", *(f"# {line}" for line in lines)]
-
-
-def left_open(container: Container, say: Say, *, names_devices: bool = True) -> list[str]:
-    """For forms that cannot ask the host: places that it may not have, and that are to be taken out there."""
-    helps = advice([mount for mount in container.mounts if not mount.is_required], say)
-    places = [item.path for item in container.devices if names_devices and not item.is_required]
-    places += [mount.source for mount in container.mounts if not mount.is_required]
-    return [say("head-optional", places=tuple(places)), *helps] if places else []
-
-
-def advice(mounts: Sequence[Mount], say: Say) -> list[str]:
-    """What to do where one of the mounts is missing, each sentence once."""
-    keys = dict.fromkeys(mount.why.key for mount in mounts if mount.why)
-    return [say(key.partition(".")[2]) for key in keys]

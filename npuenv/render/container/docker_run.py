@@ -5,29 +5,30 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.render.container import shell
+from npuenv.render.container import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container, Mount, Say
+    from npuenv.render.container.description import Container, Mount
+    from npuenv.render.container.parts import Say
 
 
 def render(container: Container, version: str, say: Say) -> str:
     """The script's text. What is given to the script is the command; without, the image's shell starts."""
     notes = [say("note-run"), say("note-engine"), *([say("note-each-node")] if container.nodes > 1 else [])]
     text = [
-        *shell.opening(container, version, say, *notes),
+        *parts.opening(container, version, say, *notes),
         "set -eu",
         "",
-        *shell.check(container, say),
+        *parts.check(container, say),
         "",
-        *([shell.default_command(container.command)] if container.command else []),
+        *([parts.default_command(container.command)] if container.command else []),
         f'set -- {shlex.quote(container.image)} "$@"',
         *_where_there(container),
         'if [ -t 0 ] && [ -t 1 ]; then set -- --interactive --tty "$@"; fi',
         *_users(container),
-        *shell.lines(_run(container), [*_options(container), '"$@"']),
+        *parts.lines(_run(container), [*_options(container), '"$@"']),
     ]
     return "\n".join(text) + "\n"
 

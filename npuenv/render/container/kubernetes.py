@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.render.container import shell
-from npuenv.render.container.description import has_registry, head, left_open
+from npuenv.render.container import parts
+from npuenv.render.container.parts import has_registry, head, left_open
 from npuenv.render.files import dump_yaml
 
 if TYPE_CHECKING:
-    from npuenv.render.container.description import Container, Say
+    from npuenv.render.container.description import Container
+    from npuenv.render.container.parts import Say
 
 _TYPES = {"directory": "Directory", "file": "File"}  # what must be there; without, a missing folder would be made
 _SHM, _USERS = "shared-memory", "users"
@@ -76,8 +77,8 @@ def _volcano(container: Container, say: Say) -> dict[str, Any]:
     label = {"ring-controller.atlas": container.label} if container.label else {}
     address = f"{container.name}-head-0.{container.name}"
     waiting = container.command or ("sleep", "infinity")
-    lead = ["sh", "-c", shell.LEAD, "lead", *shell.lead(container, say, address), *waiting]
-    follow = ["sh", "-c", shell.FOLLOW, "follow", *shell.follow(say, address)]
+    lead = ["sh", "-c", parts.LEAD, "lead", *parts.lead(container, say, address), *waiting]
+    follow = ["sh", "-c", parts.FOLLOW, "follow", *parts.follow(say, address)]
     done = [{"event": "TaskCompleted", "action": "CompleteJob"}]
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",

@@ -11,14 +11,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.render.container import shell
+from npuenv.render.container import parts
 from npuenv.render.container.apptainer import file_image
-from npuenv.render.container.description import has_registry, is_of_podman
+from npuenv.render.container.parts import has_registry, is_of_podman
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container, Mount, Say
+    from npuenv.render.container.description import Container, Mount
+    from npuenv.render.container.parts import Say
 
 # A batch job has no terminal to wait at: without a command it shows the cards and ends.
 _SHOW = ("npu-smi", "info")
@@ -33,19 +34,19 @@ def render(container: Container, version: str, say: Say) -> str:
     if not container.has_host_ipc:
         notes.append(say("note-no-shm-limit"))
     text = [
-        *shell.opening(container, version, say, *notes, shell="/bin/bash"),
+        *parts.opening(container, version, say, *notes, shell="/bin/bash"),
         *_directives(container),
         "set -eu",
         "",
-        *shell.check(container, say, runner=(*_step(container.nodes),)),
-        *shell.open_files(container, say),
+        *parts.check(container, say, runner=(*_step(container.nodes),)),
+        *parts.open_files(container, say),
         "",
         *_image(container, say),
         "export ENROOT_RESTRICT_DEV=y",
         *(f"export {name}={shlex.quote(value)}" for name, value in container.environment.items()),
-        f"mounts={shlex.quote(','.join(_listed(mount) for mount in shell.required(container)))}",
+        f"mounts={shlex.quote(','.join(_listed(mount) for mount in parts.required(container)))}",
         *_where_there(container),
-        shell.default_command(container.command or _SHOW),
+        parts.default_command(container.command or _SHOW),
         *(_one_node(container) if container.nodes == 1 else _nodes(container, say)),
     ]
     return "\n".join(text) + "\n"
@@ -64,7 +65,7 @@ def _directives(container: Container) -> list[str]:
 
 def _where_there(container: Container) -> Iterator[str]:
     """Asked on the first node, for all: nodes of one job are alike."""
-    for mount in shell.optional(container):
+    for mount in parts.optional(container):
         more = shlex.quote(f",{_listed(mount)}")
         yield f'if [ -e {shlex.quote(mount.source)} ]; then mounts="$mounts"{more}; fi'
 
@@ -74,7 +75,7 @@ def _listed(mount: Mount) -> str:
 
     Source: pyxis args.c, add_mount; enroot bin/enroot-mount.c, mount_fstab.
     """
-    return shell.triple(mount).replace(" ", "\\040")
+    return parts.triple(mount).replace(" ", "\\040")
 
 
 def _one_node(container: Container) -> list[str]:
@@ -84,14 +85,14 @@ def _one_node(container: Container) -> list[str]:
 def _nodes(container: Container, say: Say) -> list[str]:
     """Workers first, in the background: they wait for the head. The head's command decides about the job."""
     entry = shlex.join(container.entrypoint)
-    _, *settings = shell.lead(container, say, "")
-    _, *sentences = shell.follow(say, "")
-    join = f'"$head:{shell.RAY_PORT}" {shlex.join(sentences)}'
+    _, *settings = parts.lead(container, say, "")
+    _, *sentences = parts.follow(say, "")
+    join = f'"$head:{parts.RAY_PORT}" {shlex.join(sentences)}'
     lead, follow = " ".join(_step(1)), " ".join(_step(container.nodes - 1))
     return [
         "",
-        *shell.program("lead", shell.LEAD),
-        *shell.program("follow", shell.FOLLOW),
+        *parts.program("lead", parts.LEAD),
+        *parts.program("follow", parts.FOLLOW),
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         f'{follow} --relative=1 {_CONTAINER} {entry} sh -c "$follow" follow {join} &',
         "workers=$!",

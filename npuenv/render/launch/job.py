@@ -1,40 +1,76 @@
-"""What the launch files of both frameworks start from: paths, cards, and where the cards of a run are."""
+"""What the launch files of both frameworks share: options and result, cards and placements, overrides, releases."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv.core import versions
 from npuenv.core.errors import BadInput
-from npuenv.core.finding import Status
+from npuenv.core.finding import Location, Status
 from npuenv.core.messages import Message
-from npuenv.matrix.keys import defaults_of
+from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import defaults_of, known_releases, nearest_release
+from npuenv.preflight.configs import short_name
+from npuenv.preflight.launch import Launch, LaunchSetting, Machine
+from npuenv.preflight.memory.types import Cards, Estimate, Job, Placement, read_cards, written_cards
 from npuenv.preflight.composing import ReadOptions
-from npuenv.preflight.launch import Machine
-from npuenv.preflight.memory.types import Placement, read_cards, written_cards
 from npuenv.preflight.reading import read_text, read_words
 from npuenv.preflight.rules import examine
 from npuenv.render.files import UNSAFE_IN_YAML, plain
+from npuenv.render.variables import render_ray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from npuenv.preflight.memory.types import Layout
     from npuenv.preflight.composing import LaunchText
-    from npuenv.preflight.memory.types import Cards, Layout
+    from npuenv.resolve.types import Stack
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """Places as the nodes of the run see them, the same on all of them."""
+class LaunchOptions:
+    """What the user said. None or "": not said, the recipe or the stack decides."""
 
-    model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
-    train_file: str
-    validation_file: str
-    preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
+    recipe: str = ""  # a published run of the stack's framework
+    release: str = ""  # of the framework, or any commit of it
+    model: str | None = None
+    cards_per_node: int | None = None
+    cards_of_host: int | None = None  # what the host has that the files are for; None: not known
+    nodes: int | None = None
+    card_memory_gib: float | None = None
+    train: str | None = None
+    infer: str | None = None
+    reference: str | None = None
+    layout: Layout | None = None
+    head: str = ""
+    allows_local_code: bool = False
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFiles:
+    """The files of a run by name, and what they rest on."""
+
+    files: Mapping[str, str]
+    stack: Stack
+    options: LaunchOptions  # with recipe and release
+    job: Job
+    placement: Placement
+    estimate: Estimate
+    because: Message  # how many cards it is for, and why
+    notes: tuple[Message, ...] = ()  # what was decided in a way that the user may not expect
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits into the cards' memory, by the estimate."""
+        return self.estimate.verdict != "infeasible"
 
 
 _MOST_NAMES = 8  # in one sentence
@@ -42,6 +78,42 @@ _QUOTED_NAME = r"""\s*(?:"[A-Za-z][\w./-]*"|'[A-Za-z][\w./-]*')\s*"""
 _QUOTED_LIST = re.compile(rf"\[{_QUOTED_NAME}(?:,{_QUOTED_NAME})*\]")
 _NOT_NAMES = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
 Unknown = Literal["recipe", "key", "verl-key", "release", "framework", "stack"]
+
+
+def cards_of(asked: LaunchOptions, stack: Stack, published: Cards) -> Cards:
+    """The cards of the run: what was said, else the stack's hardware and the published numbers, at most the host's."""
+    for option, number in (("--cards-per-node", asked.cards_per_node), ("--nodes", asked.nodes)):
+        if number is not None and number < 1:
+            raise BadInput(Message("launch_roll.no-number", {"key": option, "value": number}))
+    if asked.card_memory_gib is not None and not 0 < asked.card_memory_gib < 4096:
+        args = {"value": json.dumps(asked.card_memory_gib)}
+        raise BadInput(Message("launch_roll.no-memory", args))
+    return Cards(
+        hardware=stack.platform.hardware or published.hardware,
+        per_node=asked.cards_per_node or min(published.per_node, asked.cards_of_host or published.per_node),
+        nodes=asked.nodes or published.nodes,
+        memory_gib=asked.card_memory_gib or published.memory_gib,
+    )
+
+
+def because(asked: LaunchOptions, cards: Cards, published: int) -> Message:
+    """How many cards a node has in these files, and who decided it."""
+    who = "published"
+    if asked.cards_per_node is not None:
+        who = "said"
+    elif asked.cards_of_host is not None and asked.cards_of_host != published:
+        who = "host-fewer" if asked.cards_of_host < published else "host-more"
+    args = {"cards": cards.per_node, "nodes": cards.nodes, "published": published, "host": asked.cards_of_host or 0}
+    return Message(f"launch_roll.cards-{who}", args)
+
+
+def ray_scripts(
+    asked: LaunchOptions, cards: Cards, stack: Stack, own: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The scripts that start Ray by hand or by themselves; one node needs none: the framework starts Ray there."""
+    if cards.nodes == 1:
+        return {}
+    return render_ray(cards, head=asked.head or None, framework=stack.framework, stack=stack, own=own)
 
 
 def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
@@ -64,9 +136,7 @@ def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
     return tuple(found)
 
 
-def chosen_placement(
-    cards: Cards, *, train: str | None, infer: str | None, reference: str | None, layout: Layout | None
-) -> Placement | None:
+def chosen_placement(asked: LaunchOptions, cards: Cards) -> Placement | None:
     """The placement that the user's own words give, or None where they give none and it has to be planned.
 
     One of `train` and `infer` alone leaves all other cards to the other (split), or both to the same (colocated). The
@@ -74,10 +144,10 @@ def chosen_placement(
 
     Raises: BadInput for card lists that are none, and where the lists contradict the layout.
     """
-    if train is None and infer is None and reference is None:
-        return _whole(cards) if layout == "colocated" else None
-    given = {"train": train, "infer": infer, "reference": reference}
+    layout, given = asked.layout, {"train": asked.train, "infer": asked.infer, "reference": asked.reference}
     lists = {role: parse_cards(text, cards) for role, text in given.items() if text is not None}
+    if not lists:
+        return _whole(cards) if layout == "colocated" else None
     placed = _completed(lists, cards, layout)
     if layout is not None and placed.layout != layout:
         args = {"layout": layout, "train": written_cards(placed.train), "infer": written_cards(placed.infer)}
@@ -218,3 +288,55 @@ def _refuse(reading: LaunchText) -> None:
     changes = tuple(f"{each.key}={each.value}" for each in first.changes if each.value is not None)
     hint = Message("launch.not-run-hint", {"changes": changes}) if changes else None
     raise BadInput(Message("launch.not-run", {"what": tuple(each.says for each in errors)}), hint)
+
+
+_COMMIT = re.compile(r"[0-9a-f]{7,40}|main")
+
+
+def judged_as(framework: str, release: str) -> Message | None:
+    """What to tell about a release that is not known itself, but lies near one that is; None for a known one.
+
+    Raises: BadInput for a name that is neither a version nor a commit, and for a version older than all known ones or
+    of another major number than the newest.
+    Example: verl 0.9.1 -> None; 0.10.0 -> "judged as 0.9.1"; 9.9 -> BadInput
+    """
+    name = short_name(release)
+    if framework == "roll" and not versions.is_release(name):
+        return None
+    known = _known(framework)
+    if name in known:
+        return None
+    if _COMMIT.fullmatch(name):
+        newest = form_of(framework, name)
+        return Message("launch.judged-as", {"framework": framework, "release": name, "nearest": newest})
+    nearest = nearest_release(framework, name)
+    args: dict[str, object] = {"framework": framework, "release": name, "nearest": nearest or "-", "known": known}
+    if nearest is None or versions.python_version(name).major != versions.python_version(known[-1]).major:
+        raise BadInput(Message("launch.no-release", args), Message("launch.no-release-hint", args))
+    return Message("launch.judged-as", args)
+
+
+def form_of(framework: str, release: str) -> str:
+    """The release whose form launch files get: a version itself, and the newest one for a commit of verl."""
+    name = short_name(release)
+    return known_releases(framework)[-1] if _COMMIT.fullmatch(name) else name
+
+
+def _known(framework: str) -> tuple[str, ...]:
+    """The versions that keys were recorded for, that renamed one, or that a stack has, oldest first."""
+    rows = (row for row in load_matrix().recipes if row.framework == framework)
+    stacks = (row.release for row in rows if versions.is_release(row.release))
+    renamed = (row.since for row in load_matrix().launch_keys if row.since and framework == "verl")
+    return tuple(sorted({*known_releases(framework), *stacks, *renamed}, key=versions.python_version))
+
+
+def launch_of(
+    framework: Literal["verl", "roll"], release: str, values: Mapping[str, object], environ: Mapping[str, str]
+) -> Launch:
+    """The values of a recipe as a launch, over what the release sets by itself."""
+
+    def settings(pairs: Mapping[str, object]) -> dict[str, LaunchSetting]:
+        return {key: LaunchSetting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
+
+    known = defaults_of(framework, release)
+    return Launch(framework, release, settings(values), known, settings(environ), Machine(), "command")

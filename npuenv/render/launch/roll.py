@@ -1,38 +1,50 @@
-"""ROLL's launch files from a job and a placement: the YAML of a pipeline and the script that starts it.
+"""The launch files of a ROLL run: the YAML of a pipeline and the script that starts it.
 
 Nothing is read from the machine and nothing is written here. The YAML is made from a tree of values, so every text in
-it is quoted as YAML wants it; the script from shell words.
+it is quoted as YAML wants it.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import npuenv
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
-from npuenv.matrix import load_matrix
-from npuenv.preflight.memory.types import ranges, written_cards
-from npuenv.preflight.rules.memory import ROLL_STRATEGIES
-from npuenv.render.files import UNSAFE_IN_YAML, plain, yaml_text
-from npuenv.render.launch.job import nested, refuse_roll
+from npuenv.preflight.memory import estimate, find_model, plan
+from npuenv.preflight.memory.types import Job, Placement, written_cards
+from npuenv.render.files import UNSAFE_IN_YAML, fill, plain, yaml_text
+from npuenv.render.launch.job import (
+    LaunchFiles,
+    LaunchOptions,
+    because,
+    cards_of,
+    chosen_placement,
+    ray_scripts,
+    refuse_roll,
+)
 from npuenv.render.launch.roll_recipe import (
     ACCUMULATION,
     INFER_CONFIG,
     LOCAL_CODE,
     OFFLOAD,
-    REFERENCE_CONFIG,
     TRAIN_CONFIG,
-    accumulation,
-    defaults_of,
+    filled,
+    job_of,
+    placed_job,
+    published_cards,
+    published_placement,
+    published_train,
+    templates_for,
+    tree_of,
 )
 from npuenv.render.variables import outlived, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from ruamel.yaml.comments import CommentedMap
 
@@ -43,6 +55,52 @@ if TYPE_CHECKING:
 
 
 _WIDTH = 110  # of a comment's line
+
+
+def launch_roll(asked: LaunchOptions, stack: Stack, lang: str) -> LaunchFiles:
+    """The files of a sample of ROLL, as `launch` gives them; `asked` has recipe and release. Raises: BadInput."""
+    recipe = filled(asked.recipe, asked.release, overrides=asked.overrides, allows_local_code=asked.allows_local_code)
+    row = recipe.row
+    model = recipe.values["pretrain"] if "pretrain" in recipe.explicit else asked.model
+    if model is not None:
+        recipe = replace(recipe, values={**recipe.values, **templates_for(model, recipe.values, asked.overrides)})
+    cards = cards_of(asked, stack, published_cards(row))
+    job = job_of(recipe, find_model(asked.model or row.shape), cards, num_train=published_train(row))
+    placement = _placement(asked, recipe, job)
+    job = placed_job(job, recipe, placement)
+    files = render_roll(job, placement, recipe, stack=stack, model=asked.model or "", head=asked.head, lang=lang)
+    return LaunchFiles(
+        files={**files, **ray_scripts(asked, cards, stack)},
+        stack=stack,
+        options=asked,
+        job=job,
+        placement=placement,
+        estimate=estimate(job, placement),
+        because=because(asked, cards, row.cards_per_node),
+        notes=_said(asked, recipe, placement),
+    )
+
+
+def _said(asked: LaunchOptions, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
+    """Says it where a value is not the guide's, and where a plan puts both roles on the same cards, which the recipe
+    holds apart."""
+    replaced = tuple(Message("launch_roll.note", {"what": replaced_value(recipe, key)}) for key in recipe.replaced)
+    is_chosen = asked.layout is not None or asked.train is not None or asked.infer is not None
+    if is_chosen or placement.layout == "split" or published_placement(recipe.row).layout != "split":
+        return replaced
+    row = recipe.row
+    return (*replaced, Message("launch_roll.planned-together", {"nodes": row.nodes, "cards": row.cards_per_node}))
+
+
+def _placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement:
+    chosen = chosen_placement(asked, job.cards)
+    if chosen is not None:
+        return chosen
+    published = published_placement(recipe.row)
+    is_as_published = (job.cards.per_node, job.cards.nodes) == (recipe.row.cards_per_node, recipe.row.nodes)
+    if is_as_published and asked.layout in (None, published.layout):
+        return published
+    return plan(job, layout=asked.layout)
 
 
 def render_roll(
@@ -63,21 +121,20 @@ def render_roll(
 
     Raises: BadInput for cards, sizes and settings that do not fit together, and for a value that could break out.
     """
-    defaults = defaults_of(recipe.row, load_matrix().roll_recipes, recipe.release)
-    tree = tree_of(job, placement, recipe, stack=stack, model=model, defaults=defaults)
+    tree = tree_of(job, placement, recipe, stack=stack, model=model)
     _refuse_local_code(recipe, tree)
     title = Message(
         "launch_roll.head",
         {"recipe": recipe.row.id, "release": recipe.release_name, "stack": stack.name, "version": version},
     )
     name = recipe.row.id
-    comments = {key: say(message, lang) for key, message in _comments(job, placement, recipe, defaults)}
+    comments = {key: say(message, lang) for key, message in _comments(job, placement, recipe)}
     lines = [say(message, lang) for message in (title, *_notes(job, placement, recipe, stack))]
     text = _yaml(tree, lines, comments)
     refuse_roll(f"{name}.yaml", text, job.cards, recipe.version)
     return {
         f"{name}.yaml": text,
-        "run.sh": script(job, recipe, stack=stack, head=head, title=say(title, lang), lang=lang),
+        "run.sh": _script(job, recipe, stack=stack, head=head, title=say(title, lang), lang=lang),
     }
 
 
@@ -113,13 +170,11 @@ def _notes(job: Job, placement: Placement, recipe: Filled, stack: Stack) -> Iter
         yield Message("launch_roll.note-local-code")
 
 
-def _comments(
-    job: Job, placement: Placement, recipe: Filled, defaults: tuple[str, ...]
-) -> Iterator[tuple[str, Message]]:
+def _comments(job: Job, placement: Placement, recipe: Filled) -> Iterator[tuple[str, Message]]:
     """Dotted key -> why its value is what it is."""
     sizes = job.sizes
     update = sizes.mini_batch * sizes.rollouts
-    if defaults:
+    if recipe.defaults:
         yield "defaults", Message("launch_roll.why-defaults")
     yield "system_envs", Message("launch_roll.why-variables")
     yield "pretrain", Message("launch_roll.why-model")
@@ -184,250 +239,48 @@ def _commented(tree: Mapping[str, Any], comments: Mapping[str, str], above: str,
 
 
 def _wrapped(words: str, indent: int) -> list[str]:
-    clean = "".join(letter if letter.isprintable() else " " for letter in words)
-    return textwrap.wrap(clean, _WIDTH - indent, break_long_words=True, break_on_hyphens=False)
-
-
-# The order inside a role, as ROLL's own samples have it.
-_ROLE = (
-    "worker_cls",
-    "model_args",
-    "training_args",
-    "data_args",
-    "generating_args",
-    "strategy_args",
-    "device_mapping",
-    "system_envs",
-    "infer_batch_size",
-)
-# Before it stand the run's variables.
-_AFTER_VARIABLES = "max_steps"
-_ROLES = ("actor_train", "actor_infer", "reference")
-# For several processes on a card HCCL wants free ports of the host beside those of the card.
-# Source: hicann/hccl docs/zh/user_guide/hccl_env/HCCL_HOST_SOCKET_PORT_RANGE.md
-_TOGETHER = {"HCCL_HOST_SOCKET_PORT_RANGE": "auto"}
-
-
-def tree_of(
-    job: Job, placement: Placement, recipe: Filled, *, stack: Stack, model: str, defaults: Sequence[str]
-) -> dict[str, Any]:
-    """The file's content: nested mappings in the order of the file, leaves as the YAML reader gives them.
-
-    Raises: BadInput for a value that is no YAML.
-    """
-    values = dict(_written(job, placement, recipe, model))
-    tree = nested(values)
-    together = _TOGETHER if placement.layout == "colocated" else {}
-    tree["system_envs"] = {**_variables(stack, "all"), **together, **tree.get("system_envs", {})}
-    for role, cards in zip(_ROLES, (placement.train, placement.infer, placement.reference), strict=True):
-        tree[role]["device_mapping"] = mapping_text(cards)
-    for role, setting in (("actor_train", "train"), ("actor_infer", "rollout")):
-        tree[role]["system_envs"] = {**_variables(stack, setting), **tree[role].get("system_envs", {})}
-    for role in _ROLES:
-        tree[role] = _ordered(tree[role], _ROLE)
-    return {**_head(defaults), **_with_variables_first(tree)}
-
-
-def mapping_text(cards: Iterable[int]) -> str:
-    """The Python expression that ROLL evaluates to a list of cards.
-
-    Example: (0, 1, 2, 3, 8, 9) -> "list(range(0,4)) + list(range(8,10))"
-    """
-    return " + ".join(f"list(range({first},{last + 1}))" for first, last in ranges(cards))
-
-
-def _head(defaults: Sequence[str]) -> dict[str, Any]:
-    # This file last: without `_self_` the release of Hydra decides whose values win.
-    taken = {"defaults": [*(f"../config/{name}@_here_" for name in defaults), "_self_"]} if defaults else {}
-    return {**taken, "hydra": {"run": {"dir": "."}, "output_subdir": None}}
-
-
-def _written(job: Job, placement: Placement, recipe: Filled, model: str) -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything but cards and variables; later ones stand where the first stood."""
-    texts = dict(recipe.values)
-    if model and "pretrain" not in recipe.explicit:
-        texts["pretrain"] = plain(model, "pretrain", UNSAFE_IN_YAML)
-    yield from _parsed(texts)
-    yield ACCUMULATION, accumulation(recipe, len(placement.train))
-    derived = (*_training(job, placement), *_generating(job), *_reference(job, placement, recipe))
-    yield from ((key, value) for key, value in derived if key not in recipe.explicit)
-
-
-def _training(job: Job, placement: Placement) -> Iterator[tuple[str, Any]]:
-    yield "actor_train.strategy_args.strategy_name", ROLL_STRATEGIES[job.engine]
-    if job.engine == "fsdp2":
-        yield from _fsdp2(TRAIN_CONFIG, len(placement.train), is_offloaded=job.offloads_parameters)
-    else:
-        yield TRAIN_CONFIG, "${deepspeed_zero3_cpuoffload}" if job.offloads_parameters else "${deepspeed_zero3}"
-
-
-def _generating(job: Job) -> Iterator[tuple[str, Any]]:
-    sizes = job.sizes
-    yield f"{INFER_CONFIG}.max_model_len", sizes.max_model_len or sizes.prompt_length + sizes.response_length
-    if job.tensor_parallel > 1:
-        yield f"{INFER_CONFIG}.tensor_parallel_size", job.tensor_parallel
-
-
-def _reference(job: Job, placement: Placement, recipe: Filled) -> Iterator[tuple[str, Any]]:
-    if recipe.values["reference.strategy_args.strategy_name"] == "fsdp2_infer":
-        yield from _fsdp2(REFERENCE_CONFIG, len(placement.reference), is_offloaded=job.offloads_reference)
-    else:
-        yield REFERENCE_CONFIG, None
-
-
-def _fsdp2(key: str, num_cards: int, *, is_offloaded: bool) -> Iterator[tuple[str, Any]]:
-    yield f"{key}.fsdp_size", num_cards
-    yield f"{key}.param_dtype", "bf16"
-    yield f"{key}.reduce_dtype", "float32"
-    yield f"{key}.reshard_after_forward", True
-    yield f"{key}.offload_policy", is_offloaded
-
-
-def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    reader = YAML()  # round trip: 1.0e-6 and [a, b] come out as they went in
-    for key, text in texts.items():
-        try:
-            value = reader.load(text)
-        except (YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
-            args = {"key": key, "value": text}
-            raise BadInput(Message("launch_roll.no-yaml", args), Message("render.unsafe-value-hint")) from error
-        yield key, value
-
-
-def _variables(stack: Stack, role: str) -> dict[str, str]:
-    return {name: plain(value, name, UNSAFE_IN_YAML) for name, value in sorted(settings_of(stack, role).items())}
-
-
-def _ordered(group: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    first = {name: group[name] for name in order if name in group}
-    return {**first, **{name: value for name, value in group.items() if name not in first}}
-
-
-def _with_variables_first(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's variables before its schedule, where ROLL's samples have them."""
-    ordered: dict[str, Any] = {}
-    for name, value in nested.items():
-        if name == _AFTER_VARIABLES:
-            ordered["system_envs"] = nested["system_envs"]
-        if name != "system_envs":
-            ordered[name] = value
-    return ordered
+    return textwrap.wrap(_one_line(words), _WIDTH - indent, break_long_words=True, break_on_hyphens=False)
 
 
 _PIPELINE = {"agentic": "examples/start_agentic_pipeline.py", "rlvr": "examples/start_rlvr_pipeline.py"}
 # Below examples/: ROLL finds a configuration only from there, and `../config` of its defaults only from beside it.
 _FOLDER = "npuenv"
-_CACHE = "{cache}"
-_CACHE_FOLDER = '"${XDG_CACHE_HOME:-$HOME/.cache}/npuenv"'
+_CACHE_FOLDER = "${XDG_CACHE_HOME:-$HOME/.cache}/npuenv"
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*")
-_RAY_PORT = 6379
-_DASHBOARD_PORT = 8265
 
 
-def script(job: Job, recipe: Filled, *, stack: Stack, head: str, title: str, lang: str) -> str:
+def _script(job: Job, recipe: Filled, *, stack: Stack, head: str, title: str, lang: str) -> str:
     """The script's text. Raises: BadInput for an address that could break out."""
-    lines = ["#!/bin/sh", f"# {_one_line(title)}", "set -eu"]
-    lines += _tree(recipe, lang)
-    lines += _comment("sh-variables", lang)
-    lines += [f"export {name}={value}" for name, value in _settings(stack, "run")]
-    if job.cards.nodes > 1:
-        lines += [f"export {name}={value}" for name, value in _settings(stack, "multi-node")]
-        lines += _many_nodes(job, head, lang)
-    lines += _start(recipe, lang)
-    return "\n".join(lines) + "\n"
-
-
-def _tree(recipe: Filled, lang: str) -> list[str]:
-    program = _PIPELINE[recipe.row.pipeline]
-    return [
-        "",
-        'here="$(CDPATH="" cd -- "$(dirname -- "$0")" && pwd)"',
-        *_comment("sh-tree", lang),
-        'tree="${ROLL_ROOT:-$(pwd)}"',
-        *_stop_if(f'[ ! -f "$tree/{program}" ]', "sh-no-tree", {"program": program}, lang, shown='": $tree"'),
-        *_comment("sh-path", lang),
-        'export PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}"',
-        "",
-    ]
-
-
-def _many_nodes(job: Job, head: str, lang: str) -> list[str]:
     nodes = job.cards.nodes
-    if head and not _ADDRESS.fullmatch(head):
+    if nodes > 1 and head and not _ADDRESS.fullmatch(head):
         raise BadInput(Message("launch_roll.bad-head", {"head": repr(head)}), Message("launch_roll.bad-head-hint"))
-    default = [f'MASTER_ADDR="${{MASTER_ADDR:-{head}}}"'] if head else []
-    lines = [
-        *_comment("sh-nodes", lang, {"nodes": nodes, "last": nodes - 1}),
-        *_stop_if('[ -z "${RANK:-}" ]', "sh-no-rank", {"last": nodes - 1}, lang),
-        *default,
-        *_stop_if('[ -z "${MASTER_ADDR:-}" ]', "sh-no-head", {}, lang),
-        f"export RANK MASTER_ADDR WORLD_SIZE={nodes}",
-        f'export MASTER_PORT="${{MASTER_PORT:-{_RAY_PORT}}}" DASHBOARD_PORT="${{DASHBOARD_PORT:-{_DASHBOARD_PORT}}}"',
-        *_comment("sh-interface", lang),
-        'if [ -z "${HCCL_SOCKET_IFNAME:-}" ]; then',
-        # ip knows addresses only, no names.
-        '    head="$(getent ahosts "$MASTER_ADDR" 2>/dev/null | awk \'NR == 1 { print $1 }\' || :)"',
-        '    head="${head:-$MASTER_ADDR}"',
-        # The head's own address is routed through lo: there the interface that holds it is asked for.
-        '    own="$(ip -o addr show to "$head" 2>/dev/null | awk \'NR == 1 { print $2 }\' || :)"',
-        '    route="$(ip -o route get "$head" 2>/dev/null || :)"',
-        "    via=\"$(printf '%s\\n' \"$route\" | sed -n '1s/.* dev \\([^ ]*\\).*/\\1/p')\"",
-        '    name="${own:-$via}"',
-        *_stop_if('[ -z "$name" ]', "sh-no-interface", {}, lang, shown='": $MASTER_ADDR"', indent="    "),
-        # A plain name is a prefix to HCCL: eth1 would take eth10 too.
-        '    export HCCL_SOCKET_IFNAME="=$name"',
-        # These two take the name alone.
-        '    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$name}" TP_SOCKET_IFNAME="${TP_SOCKET_IFNAME:-$name}"',
-        '    if [ -z "${HCCL_IF_IP:-}" ]; then',
-        "        source=\"$(printf '%s\\n' \"$route\" | sed -n '1s/.* src \\([^ ]*\\).*/\\1/p')\"",
-        '        if [ -n "$source" ]; then export HCCL_IF_IP="$source"; fi',
-        "    fi",
-        "fi",
-    ]
-    opens = 'if [ -n "${RANK:-}" ] || ! ray status >/dev/null 2>&1; then'
-    return ["", *_comment("sh-by-hand", lang), opens, *(f"    {line}" for line in lines), "fi"]
+
+    def text(key: str, **args: object) -> str:
+        return _one_line(say(Message(f"launch_roll.{key}", args), lang))
+
+    return fill(
+        "roll_run.sh.j2",
+        title=_one_line(title),
+        text=text,
+        program=_PIPELINE[recipe.row.pipeline],
+        exports=[
+            _export(*each)
+            for role in ("run", "multi-node")[:nodes]
+            for each in sorted(settings_of(stack, role).items())
+        ],
+        nodes=nodes,
+        head=head,
+        folder=_FOLDER,
+        recipe=recipe.row.id,
+    )
 
 
-def _start(recipe: Filled, lang: str) -> list[str]:
-    name, program = recipe.row.id, _PIPELINE[recipe.row.pipeline]
-    return [
-        "",
-        *_comment("sh-copy", lang),
-        f'mkdir -p -- "$tree/examples/{_FOLDER}"',
-        f'cp -- "$here/{name}.yaml" "$tree/examples/{_FOLDER}/{name}.yaml"',
-        'cd -- "$tree"',
-        f"exec python {program} --config_path {_FOLDER} --config_name {shlex.quote(name)}",
-    ]
-
-
-def _settings(stack: Stack, role: str) -> Iterator[tuple[str, str]]:
-    """Variables with their values as shell words; one that is set already stays as it is."""
-    for name, value in sorted(settings_of(stack, role).items()):
-        rest = plain(value, name, UNSAFE_IN_YAML)
-        if rest.startswith(_CACHE):
-            place = f'{_CACHE_FOLDER[:-1]}{rest.removeprefix(_CACHE)}"'
-            yield name, f'"${{{name}:-{place[1:-1]}}}"'
-        else:
-            yield name, f'"${{{name}-{rest}}}"'
-
-
-def _stop_if(
-    condition: str, key: str, args: dict[str, object], lang: str, *, shown: str = "", indent: str = ""
-) -> list[str]:
-    text = shlex.quote(_one_line(say(Message(f"launch_roll.{key}", args), lang)))
-    return [
-        f"{indent}if {condition}; then",
-        f"{indent}    printf '%s\\n' {text}{shown} >&2",
-        f"{indent}    exit 2",
-        f"{indent}fi",
-    ]
-
-
-def _comment(key: str, lang: str, args: dict[str, object] | None = None) -> list[str]:
-    return [f"# {_one_line(say(Message(f'launch_roll.{key}', args or {}), lang))}"]
+def _export(name: str, value: str) -> str:
+    """A variable that is set already stays as it is."""
+    rest = plain(value, name, UNSAFE_IN_YAML)
+    if rest.startswith("{cache}"):
+        return f'export {name}="${{{name}:-{_CACHE_FOLDER}{rest.removeprefix("{cache}")}}}"'
+    return f'export {name}="${{{name}-{rest}}}"'
 
 
 def _one_line(text: str) -> str:

@@ -5,19 +5,38 @@ Pure and deterministic. What a job, its placement and its paths say wins over th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import npuenv
 from npuenv.core import versions
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import names_of
+from npuenv.preflight.memory import estimate, find_model, plan
+from npuenv.preflight.memory.types import Cards, Job, Placement
 from npuenv.render import variables
-from npuenv.render.files import UNSAFE_OR_BLANK, fill, plain
-from npuenv.render.launch.job import refuse_verl
+from npuenv.render.files import UNSAFE_IN_YAML, UNSAFE_OR_BLANK, fill, plain
+from npuenv.render.launch.job import (
+    LaunchFiles,
+    LaunchOptions,
+    because,
+    cards_of,
+    chosen_placement,
+    form_of,
+    parse_cards,
+    ray_scripts,
+    refuse_verl,
+    unknown,
+)
 from npuenv.render.launch.verl_job import (
+    Paths,
     check,
+    check_recipe,
     environment,
     for_release,
+    job_for,
     left_out,
     of_job,
     on_nodes,
@@ -30,11 +49,23 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.preflight.memory.types import Job, Placement
-    from npuenv.render.launch.job import Paths
+    from npuenv.preflight.memory.types import Job
     from npuenv.render.launch.verl_job import OnNodes, Value
     from npuenv.resolve.types import Stack
 
+_TRAIN_FILE, _VALIDATION_FILE = "data.train_files", "data.val_files"
+# What a recipe's data must hold -> verl's preparation that writes it; it is told to write below the data folder of the
+# run manifests.
+_PREPARATIONS = {"launch.image-data": "geo3k", "launch.sft-data": "gsm8k_multiturn_sft"}
+# What the cards and the model decide: said with options of their own, so that nothing contradicts the plan.
+_OWN_OPTION = {
+    "trainer.n_gpus_per_node": "--cards-per-node, --train-cards",
+    "trainer.nnodes": "--nodes",
+    "rollout.n_gpus_per_node": "--infer-cards",
+    "rollout.nnodes": "--nodes",
+    "actor_rollout_ref.model.path": "--model",
+    "model.path": "--model",
+}
 # entry -> the program, and the configuration of verl that its values are written over
 PROGRAMS = {
     "main": ("verl.trainer.main_ppo", "ppo_trainer"),
@@ -50,14 +81,90 @@ _SECTIONS = (
 )  # fmt: skip
 
 
+def launch_verl(asked: LaunchOptions, stack: Stack) -> LaunchFiles:
+    """The files of a recipe of verl, as `launch` gives them; `asked` has recipe and release. Raises: BadInput."""
+    row = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
+    asked = replace(asked, release=form_of("verl", asked.release))
+    # First of all: a recipe that is not rendered has no values to judge.
+    check_recipe(row, asked.release)
+    recipe = _with_overrides(row, asked)
+    cards = cards_of(asked, stack, Cards(recipe.hardware[0], recipe.cards_per_node, recipe.nodes))
+    model = plain(asked.model or recipe.model, "--model", UNSAFE_IN_YAML)
+    job = job_for(recipe, model=find_model(model), cards=cards, release=asked.release)
+    placement = _placement(asked, recipe, job)
+    paths = _paths(recipe, model, asked.overrides)
+    added = {word.lstrip("+") for word in asked.overrides if word.startswith("+")}
+    files = render_verl(job, placement, recipe, stack=stack, paths=paths, added=added)
+    # Ray's processes have the environment of the shell that starts Ray. Without Ray there is nothing to start.
+    scripts = {} if recipe.entry == "sft" else ray_scripts(asked, cards, stack, environment(recipe))
+    return LaunchFiles(
+        files={**files, **scripts},
+        stack=stack,
+        options=asked,
+        job=job,
+        placement=placement,
+        estimate=estimate(job, placement),
+        because=because(asked, cards, recipe.cards_per_node),
+    )
+
+
+def _paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:
+    preparation = next((_PREPARATIONS[note] for note in recipe.notes if note in _PREPARATIONS), "gsm8k")
+    prepared = {
+        _TRAIN_FILE: f"/data/{preparation}/train.parquet",
+        _VALIDATION_FILE: f"/data/{preparation}/test.parquet",
+    }
+    said = {**prepared, **overrides}
+    own = any(said[key] != prepared[key] for key in prepared)
+    return Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE], preparation="" if own else preparation)
+
+
+def _placement(asked: LaunchOptions, recipe: LaunchRecipe, job: Job) -> Placement:
+    if recipe.entry == "sft":
+        return _training_alone(asked, recipe, job.cards)
+    chosen = chosen_placement(asked, job.cards)
+    if chosen is not None:
+        # verl's reference works where training does.
+        return chosen if asked.reference else replace(chosen, reference=chosen.train)
+    if recipe.infer_cards_per_node and asked.layout is None:
+        return _generating_apart(recipe, job.cards)
+    return plan(job, layout=asked.layout)
+
+
+def _training_alone(asked: LaunchOptions, recipe: LaunchRecipe, cards: Cards) -> Placement:
+    """The cards of supervised training: nothing is generated. Raises: BadInput for options about generation."""
+    options = {"--infer-cards": asked.infer, "--reference-cards": asked.reference, "--layout": asked.layout}
+    option = next((name for name, value in options.items() if value is not None), None)
+    if option is not None:
+        args = {"recipe": recipe.id, "option": option}
+        raise BadInput(Message("launch.generates-nothing", args), Message("launch.generates-nothing-hint", args))
+    return Placement(parse_cards(asked.train, cards) if asked.train else tuple(range(cards.count)), (), ())
+
+
+def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
+    """The last cards of every node generate, as the recipe was published."""
+    first = cards.per_node - recipe.infer_cards_per_node
+    train = tuple(card for card in range(cards.count) if card % cards.per_node < first)
+    infer = tuple(card for card in range(cards.count) if card % cards.per_node >= first)
+    return Placement(train, infer, train)
+
+
+def _with_overrides(recipe: LaunchRecipe, asked: LaunchOptions) -> LaunchRecipe:
+    known = {*written(recipe), *names_of("verl", asked.release)}
+    keys = {word.lstrip("+"): value for word, value in asked.overrides.items()}
+    own = next((key for key in keys if key in _OWN_OPTION), None)
+    if own is not None:
+        args = {"key": own, "option": _OWN_OPTION[own]}
+        raise BadInput(Message("launch_roll.own-option", args), Message("launch_roll.own-option-hint", args))
+    strange = next((key for key in asked.overrides if not key.startswith("+") and key not in known), None)
+    if strange is not None:
+        raise unknown(strange, sorted(known), "verl-key")
+    values = {key: value for key, value in keys.items() if key not in (_TRAIN_FILE, _VALIDATION_FILE)}
+    return replace(recipe, values={**recipe.values, **values})
+
+
 def render_verl(
-    job: Job,
-    placement: Placement,
-    recipe: LaunchRecipe,
-    *,
-    stack: Stack,
-    paths: Paths,
-    added: Collection[str] = (),
+    job: Job, placement: Placement, recipe: LaunchRecipe, *, stack: Stack, paths: Paths, added: Collection[str] = ()
 ) -> dict[str, str]:
     """The files by name: `run.sh` for a POSIX shell, and `config.yaml` for verl's `--config-dir`.
 

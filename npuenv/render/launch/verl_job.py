@@ -4,99 +4,37 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
-from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.hydra import NotHydra, read_value, write_value
-from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.memory.types import Job, Sizes
 from npuenv.preflight.rules.memory import verl_job
 from npuenv.preflight.yaml_text import write_scalar
-from npuenv.render.launch.job import nested
+from npuenv.render.launch.job import launch_of, nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.matrix.rows import LaunchKey, LaunchRecipe
     from npuenv.preflight.memory.types import Cards, Engine, Model, Placement
-    from npuenv.render.launch.job import Paths
 
 
 V = TypeVar("V")
 Value = bool | int | float | str | list[str] | None
 
-# A word that no shell expands or parts.
-_PLAIN_SHELL = re.compile(r"[A-Za-z0-9_./:@%+=,-]+\Z")
 
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Places as the nodes of the run see them, the same on all of them."""
 
-def value_of(text: str) -> Value:
-    """The value that Hydra makes of a text; the text itself, which then needs quotes, where Hydra would refuse it.
-
-    Example: "5e-7" -> 5e-07, "True" -> True, "[console,wandb]" -> ["console", "wandb"], "vllm" -> "vllm"
-    """
-    try:
-        found: Value = read_value(text)
-    except NotHydra:
-        return text
-    return found
-
-
-def word(key: str, value: Value, *, is_added: bool = False) -> str:
-    """An override as one word of a POSIX shell command; `is_added` for a key that verl's configuration does not list.
-
-    Example: ("trainer.logger", ["console", "wandb"]) -> "trainer.logger=[console,wandb]" with the quotes around it
-    """
-    # Not a single plus: Hydra refuses that one where a release does have the key.
-    text = f"{'++' if is_added else ''}{key}={write_value(value)}"
-    return text if _PLAIN_SHELL.match(text) else f'"{text}"'
-
-
-def yaml(values: Mapping[str, Value]) -> str:
-    """Dotted keys as nested YAML, in the order in which each branch comes first."""
-    tree = nested({key: write_scalar(value) for key, value in values.items()})
-    return "\n".join(_lines(tree, "")) + "\n"
-
-
-def _lines(branch: Mapping[str, object], indent: str) -> Iterator[str]:
-    for name, below in branch.items():
-        if isinstance(below, dict):
-            yield f"{indent}{name}:"
-            yield from _lines(below, indent + "  ")
-        else:
-            yield f"{indent}{name}: {below}"
-
-
-def for_release(values: Mapping[str, V], release: str) -> dict[str, V]:
-    """The values under the names of a release, in their order, without those that it has no name for."""
-    named = ((_name(key, release), value) for key, value in values.items())
-    return {key: value for key, value in named if key}
-
-
-def left_out(keys: Iterable[str], release: str) -> tuple[str, ...]:
-    """Keys of sentences about what is lost where a release has no name for some of the keys, each once."""
-    rows = [_row(key) for key in keys if not _name(key, release)]
-    return tuple(dict.fromkeys(row.note for row in rows if row is not None and row.note))
-
-
-def _name(key: str, release: str) -> str:
-    """The key's name in a release; "" where it has none."""
-    row = _row(key)
-    if row is None:
-        return key
-    if row.until and versions.accepts(f">={row.until}", release):
-        return ""
-    if not row.since or versions.accepts(f">={row.since}", release):
-        return key
-    return row.before + key.removeprefix(row.key) if row.before else ""
-
-
-def _row(key: str) -> LaunchKey | None:
-    return next((row for row in load_matrix().launch_keys if row.covers(key)), None)
+    model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
+    train_file: str
+    validation_file: str
+    preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
 
 
 _M, _A, _R, _F = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
@@ -128,18 +66,6 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
     values = {f"{_A}.strategy": recipe.strategy} | values
     launch = launch_of("verl", release, values, environment(recipe))
     return replace(verl_job(launch, model, cards), has_critic=recipe.algorithm == "ppo")
-
-
-def launch_of(
-    framework: Literal["verl", "roll"], release: str, values: Mapping[str, object], environ: Mapping[str, str]
-) -> Launch:
-    """The values of a recipe as a launch, over what the release sets by itself."""
-
-    def settings(pairs: Mapping[str, object]) -> dict[str, LaunchSetting]:
-        return {key: LaunchSetting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
-
-    known = defaults_of(framework, release)
-    return Launch(framework, release, settings(values), known, settings(environ), Machine(), "command")
 
 
 def _sft_job(values: Mapping[str, Value], *, model: Model, cards: Cards, release: str, strategy: str) -> Job:
@@ -384,3 +310,72 @@ def _roles(placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Valu
 def _divides(what: str, whole: int, part: int) -> None:
     if part < 1 or whole < part or whole % part:
         raise BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))
+
+
+# A word that no shell expands or parts.
+_PLAIN_SHELL = re.compile(r"[A-Za-z0-9_./:@%+=,-]+\Z")
+
+
+def value_of(text: str) -> Value:
+    """The value that Hydra makes of a text; the text itself, which then needs quotes, where Hydra would refuse it.
+
+    Example: "5e-7" -> 5e-07, "True" -> True, "[console,wandb]" -> ["console", "wandb"], "vllm" -> "vllm"
+    """
+    try:
+        found: Value = read_value(text)
+    except NotHydra:
+        return text
+    return found
+
+
+def word(key: str, value: Value, *, is_added: bool = False) -> str:
+    """An override as one word of a POSIX shell command; `is_added` for a key that verl's configuration does not list.
+
+    Example: ("trainer.logger", ["console", "wandb"]) -> "trainer.logger=[console,wandb]" with the quotes around it
+    """
+    # Not a single plus: Hydra refuses that one where a release does have the key.
+    text = f"{'++' if is_added else ''}{key}={write_value(value)}"
+    return text if _PLAIN_SHELL.match(text) else f'"{text}"'
+
+
+def yaml(values: Mapping[str, Value]) -> str:
+    """Dotted keys as nested YAML, in the order in which each branch comes first."""
+    tree = nested({key: write_scalar(value) for key, value in values.items()})
+    return "\n".join(_lines(tree, "")) + "\n"
+
+
+def _lines(branch: Mapping[str, object], indent: str) -> Iterator[str]:
+    for name, below in branch.items():
+        if isinstance(below, dict):
+            yield f"{indent}{name}:"
+            yield from _lines(below, indent + "  ")
+        else:
+            yield f"{indent}{name}: {below}"
+
+
+def for_release(values: Mapping[str, V], release: str) -> dict[str, V]:
+    """The values under the names of a release, in their order, without those that it has no name for."""
+    named = ((_name(key, release), value) for key, value in values.items())
+    return {key: value for key, value in named if key}
+
+
+def left_out(keys: Iterable[str], release: str) -> tuple[str, ...]:
+    """Keys of sentences about what is lost where a release has no name for some of the keys, each once."""
+    rows = [_row(key) for key in keys if not _name(key, release)]
+    return tuple(dict.fromkeys(row.note for row in rows if row is not None and row.note))
+
+
+def _name(key: str, release: str) -> str:
+    """The key's name in a release; "" where it has none."""
+    row = _row(key)
+    if row is None:
+        return key
+    if row.until and versions.accepts(f">={row.until}", release):
+        return ""
+    if not row.since or versions.accepts(f">={row.since}", release):
+        return key
+    return row.before + key.removeprefix(row.key) if row.before else ""
+
+
+def _row(key: str) -> LaunchKey | None:
+    return next((row for row in load_matrix().launch_keys if row.covers(key)), None)

@@ -6,7 +6,7 @@ Values that a framework does not print, such as the sampler's weights, are not c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Finding, Status
@@ -18,6 +18,7 @@ from npuenv.smoke.findings import Reading, finding, number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from npuenv.diagnose.types import Cause
     from npuenv.smoke.run import Record
 
 # From here on a diagnosis counts as certain; below, as possible.
@@ -33,114 +34,85 @@ _UNSEEN = {
 }
 # From causes to symptoms, as for the built-in trainer.
 CAUSES = (
-    "backend-cause",
-    "backend-perhaps",
-    "backend-pending",
-    "backend-silent",
-    "killed",
-    "not-completed",
-    "ended-in-silence",
-    "not-finite",
-    "backend-constant-reward",
-    "backend-steps-missing",
-    "backend-no-accuracy",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosed:
-    """The most likely cause that the diagnosis found in a log, with the line that shows it."""
-
-    id: str
-    line: str
-    is_sure: bool
-
-
-def diagnosed(log: str) -> Diagnosed | None:
-    """The diagnosis of a failed run's log, as for pasted reports; None if it finds no cause."""
-    from npuenv.diagnose import Verdict, diagnose
-    from npuenv.host.report import read_paste
-
-    found = diagnose(read_paste(log.encode("utf-8", "replace")))
-    if found.verdict is not Verdict.CAUSE:
-        return None
-    first = found.causes[0]
-    return Diagnosed(first.id, first.line.shown, first.confidence >= _LIKELY)
+    "backend-cause", "backend-perhaps", "backend-pending", "backend-silent", "killed", "not-completed",
+    "ended-in-silence", "not-finite", "backend-constant-reward", "backend-steps-missing", "backend-no-accuracy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class FrameworkRun:
-    """The results of a framework's run."""
+class FrameworkRun(Reading):
+    """The records of a framework's run."""
 
-    reading: Reading
-    diagnosed: Diagnosed | None
+    diagnosed: Cause | None = None  # of one that did not complete
 
     @property
     def backend(self) -> str:
-        return str((self.reading.header or {}).get("backend"))
+        return str((self.header or {}).get("backend"))
 
     @property
     def stopped(self) -> Record | None:
         """Why the run was ended from outside; None if it ended by itself."""
-        return next((each for each in self.reading.records if each.get("kind") == "stopped"), None)
+        return next((each for each in self.records if each.get("kind") == "stopped"), None)
 
     @property
     def is_completed(self) -> bool:
-        return self.reading.exit_code == 0 and self.stopped is None
+        return self.exit_code == 0 and self.stopped is None
 
 
-def judge(
-    records: Sequence[Record],
-    *,
-    exit_code: int | None,
-    log: str,
-    diagnose: Callable[[str], Diagnosed | None] = diagnosed,
-) -> tuple[Finding, ...]:
+def judge(records: Sequence[Record], *, exit_code: int | None, log: str) -> tuple[Finding, ...]:
     """The findings of a run. A log is diagnosed only if the run did not complete."""
-    reading = Reading(records, exit_code, log.strip().rpartition("\n")[2])
-    run = FrameworkRun(reading, None)
+    run = FrameworkRun(records, exit_code, log.strip().rpartition("\n")[2])
     if not run.is_completed:
-        run = FrameworkRun(reading, diagnose(log))
-    return tuple(question(run) for question in QUESTIONS) + tuple(_unseen(run))
+        run = replace(run, diagnosed=_diagnosed(log))
+    return (*(question(run) for question in QUESTIONS), *_unseen(run))
+
+
+def _diagnosed(log: str) -> Cause | None:
+    """What a failed run's log shows, judged as a pasted report; None if it shows no cause."""
+    from npuenv.diagnose import Verdict, diagnose
+    from npuenv.host.report import read_paste
+
+    found = diagnose(read_paste(log.encode("utf-8", "replace")))
+    return found.causes[0] if found.verdict is Verdict.CAUSE else None
 
 
 def _completed(run: FrameworkRun) -> Finding:
-    check, stopped, code = "training.completed", run.stopped, run.reading.exit_code
-    args: dict[str, object] = {"backend": run.backend, "reason": run.reading.log_tail}
+    check, stopped, code = "training.completed", run.stopped, run.exit_code
+    args: dict[str, object] = {"backend": run.backend, "reason": run.log_tail}
     if stopped is not None and stopped.get("why") == "pending":
         args["demand"] = str(stopped.get("demand"))
         return finding(check, Status.FAIL, "backend-pending", args, evidence=stopped)
     if run.diagnosed is not None:
         cause = load_error_patterns().causes[run.diagnosed.id]
         args["says"] = Message(f"diagnose.cause-{cause.id}", texts=cause.says)
-        key = "backend-cause" if run.diagnosed.is_sure else "backend-perhaps"
-        return finding(check, Status.FAIL, key, args, evidence=run.diagnosed.line)
+        key = "backend-cause" if run.diagnosed.confidence >= _LIKELY else "backend-perhaps"
+        return finding(check, Status.FAIL, key, args, evidence=run.diagnosed.line.shown)
     if stopped is not None:
         return finding(
             check, Status.FAIL, "backend-silent", {**args, "seconds": stopped.get("seconds")}, evidence=stopped
         )
     if code is not None and code < 0:
-        return finding(check, Status.FAIL, "killed", {"signal": -code}, evidence=run.reading.log_tail)
+        return finding(check, Status.FAIL, "killed", {"signal": -code}, evidence=run.log_tail)
     if code != 0:
-        key = "not-completed" if run.reading.log_tail else "ended-in-silence"
+        key = "not-completed" if run.log_tail else "ended-in-silence"
         shown = "-" if code is None else code
-        return finding(check, Status.FAIL, key, {**args, "code": shown}, evidence=run.reading.log_tail)
+        return finding(check, Status.FAIL, key, {**args, "code": shown}, evidence=run.log_tail)
     return _all_steps(run, check)
 
 
 def _all_steps(run: FrameworkRun, check: str) -> Finding:
-    wanted = run.reading.setting("steps")
-    done = len({step.get("step") for step in run.reading.steps})
+    wanted = run.setting("steps")
+    done = len({step.get("step") for step in run.steps})
     args: dict[str, object] = {"backend": run.backend, "done": done, "steps": wanted}
     if not isinstance(wanted, int) or done < wanted:
         return finding(check, Status.FAIL, "backend-steps-missing", args)
-    header, end = run.reading.header or {}, run.reading.end or {}
-    args |= {"release": header.get("release"), "cards": run.reading.setting("cards")}
+    header, end = run.header or {}, run.end or {}
+    args |= {"release": header.get("release"), "cards": run.setting("cards")}
     return finding(check, Status.OK, "backend-completed", {**args, "seconds": f"{number(end, 'wall_s'):.0f}"})
 
 
 def _losses_finite(run: FrameworkRun) -> Finding:
-    check, steps = "training.losses-finite", run.reading.steps
+    check, steps = "training.losses-finite", run.steps
     if not steps:
         return finding(check, Status.UNKNOWN, "no-steps")
     for step in steps:
@@ -158,7 +130,7 @@ def _losses_finite(run: FrameworkRun) -> Finding:
 
 
 def _reward(run: FrameworkRun) -> Finding:
-    check, steps = "training.reward", run.reading.steps
+    check, steps = "training.reward", run.steps
     if not steps:
         return finding(check, Status.UNKNOWN, "no-steps")
     names = ("critic/score/min", "critic/score/max", "critic/score/mean")
@@ -175,10 +147,10 @@ def _reward(run: FrameworkRun) -> Finding:
 
 def _validated(run: FrameworkRun) -> Finding:
     check = "training.validated"
-    found = [each for each in run.reading.records if each.get("kind") == "eval"]
+    found = [each for each in run.records if each.get("kind") == "eval"]
     args: dict[str, object] = {"backend": run.backend, "name": "validation"}
     if not found:
-        is_missed = run.is_completed and bool(run.reading.steps)
+        is_missed = run.is_completed and bool(run.steps)
         key = "backend-no-accuracy" if is_missed else "not-measured"
         return finding(check, Status.FAIL if is_missed else Status.UNKNOWN, key, args)
     name = next(name for name in found[-1] if is_accuracy(name))

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.documents import JsonError, parse_json
 from npuenv.smoke.backends.starting import DRIVER_LOGS
@@ -136,15 +136,9 @@ def _plain(values: Mapping[str, float]) -> dict[str, float | str]:
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
-_READERS: dict[str, Callable[[], ConsoleReader]] = {"verl": Verl, "roll": Roll}
+_READERS: dict[str, Callable[[], Verl | Roll]] = {"verl": Verl, "roll": Roll}
 SCHEMA = "npuenv.backend-metrics/1"
 _POLL_S = 0.1
-
-
-class ConsoleReader(Protocol):
-    """Reads one framework's console, line by line."""
-
-    def read(self, line: str) -> Iterator[dict[str, Any]]: ...
 
 
 @dataclass
@@ -242,7 +236,7 @@ class _Tail:
     """A growing log: the read offset, and the last incomplete line."""
 
     path: Path
-    reader: ConsoleReader
+    reader: Verl | Roll
     offset: int = 0
     rest: bytes = b""
 
@@ -256,7 +250,7 @@ class _Tail:
         return lines
 
 
-def _parsed(lines: Iterable[bytes], read: ConsoleReader, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes], read: Verl | Roll, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
     for raw in lines:
         line = without_colours(raw.decode("utf-8", "replace"))
         demand = pending(line)

@@ -16,7 +16,8 @@ from npuenv.core.errors import BadInput, CannotTell, StepFailed
 from npuenv.core.messages import Message
 from npuenv.host.background import Running
 from npuenv.matrix import load_matrix
-from npuenv.render.launch.generate import LaunchOptions, launch
+from npuenv.render.launch.generate import launch
+from npuenv.render.launch.job import LaunchOptions
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request
 from npuenv.resolve.types import Stack as Resolved
@@ -150,14 +151,12 @@ def rows(split: str, first: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
-BACKENDS = ("verl", "roll")
 # Settings of this command; every other one is a key of the framework.
 _NUMBERS = {"steps": 3, "cards": 0, "silence_limit_s": 900, "pending_limit_s": 60}
 _MOST_CARDS = 2  # enough for a collective; with fewer than two only one card is used
 _ANSWERS, _PROMPTS = 4, 8
 # Folder of the log files of ROLL's processes, below the run's data.
 DRIVER_LOGS = "logs"
-_PREFIX = {"A": "actor_rollout_ref.actor", "R": "actor_rollout_ref.rollout", "F": "actor_rollout_ref.ref"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ def smallest(framework: str, asked: RunOptions, *, cards: int, data: Path) -> di
 
 
 def _smallest_verl(steps: int, data: Path) -> dict[str, str]:
-    actor, rollout, reference = _PREFIX["A"], _PREFIX["R"], _PREFIX["F"]
+    actor, rollout, reference = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
     return {
         "data.train_files": str(data / "train.parquet"),
         "data.val_files": str(data / "test.parquet"),

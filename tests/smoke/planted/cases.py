@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.finding import Status
-from npuenv.smoke import cause, judge
+from npuenv.smoke.judge import cause, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

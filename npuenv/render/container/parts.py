@@ -1,120 +1,78 @@
-"""Parts that the shell scripts share: the check of the host, the two sides of a Ray cluster, lines of options."""
+"""What the forms share: the comment lines at the top, and of the shell scripts the check of the host, the two sides of
+a Ray cluster, and lines of options.
+"""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from npuenv.render.container.description import Mount, advice, head
+from npuenv.preflight.memory.types import written_cards
+from npuenv.render.container.description import Mount
+from npuenv.render.files import fill
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.render.container.description import Container, Say
+    from npuenv.render.container.description import Container
+
+# The same in every language: by it a file is known to be rendered here.
+MARK = "# npuenv.run/1 "
+
+
+class Say(Protocol):
+    """A sentence of the catalogue `container` by the last part of its key, in the reader's language."""
+
+    def __call__(self, key: str, **args: object) -> str: ...
+
+
+def head(container: Container, version: str, say: Say, *notes: str, chooses: bool = True) -> list[str]:
+    """The comment lines of a file. `notes` are sentences of its form; `chooses` is off where others pick cards."""
+    cards = written_cards(container.cards)
+    inside = container.environment["ASCEND_RT_VISIBLE_DEVICES"]
+    which = say("head-cards", cards=cards) if chooses else say("head-count", count=len(container.cards))
+    lines = [
+        say("head", title=container.title, hardware=container.hardware, version=version),
+        which,
+        say("head-inside", inside=inside),
+        say("head-host-numbers"),
+        *([say("head-nodes", nodes=container.nodes)] if container.nodes > 1 else []),
+        *([say("head-mount-points", places=container.mount_points)] if container.mount_points else []),
+        *notes,
+    ]
+    return [f"{MARK}{container.title}", *(f"# {line}" for line in lines)]
+
+
+def left_open(container: Container, say: Say, *, names_devices: bool = True) -> list[str]:
+    """For forms that cannot ask the host: places that it may not have, and that are to be taken out there."""
+    helps = advice([mount for mount in container.mounts if not mount.is_required], say)
+    places = [item.path for item in container.devices if names_devices and not item.is_required]
+    places += [mount.source for mount in container.mounts if not mount.is_required]
+    return [say("head-optional", places=tuple(places)), *helps] if places else []
+
+
+def advice(mounts: Sequence[Mount], say: Say) -> list[str]:
+    """What to do where one of the mounts is missing, each sentence once."""
+    keys = dict.fromkeys(mount.why.key for mount in mounts if mount.why)
+    return [say(key.partition(".")[2]) for key in keys]
+
 
 RAY_PORT = 6379
 
 # Arguments: what stands before and after the list of what is missing, then pairs of a test and a place.
-_CHECK = """\
-before=$1 after=$2 missing=
-shift 2
-while [ "$#" -gt 0 ]; do
-    test "$1" "$2" || missing="$missing $2"
-    shift 2
-done
-[ -z "$missing" ] && exit 0
-printf "%s%s%s\\n" "$before" "$missing" "$after" >&2
-exit 1"""
-
-# Arguments of the function: the head's name, seconds to wait until it can be resolved, what to say where the interface
+_CHECK = fill("container_check.sh.j2").rstrip()
+# Arguments of its function: the head's name, seconds to wait until it can be resolved, what to say where the interface
 # is not found. As network.sh of render-launch does, by Python alone: an image may have no program ip. A name that leads
 # to the loopback is the head's own, and the interface of the default route is taken, whose address Ray takes as well.
-_NETWORK = """\
-network() {
-    found=$(python3 - "$1" "$2" <<"END"
-import fcntl, socket, struct, sys, time
-
-def own_address(peer):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((peer, 9))  # sends nothing
-        return way.getsockname()[0]
-
-end = time.monotonic() + float(sys.argv[2])
-while True:
-    try:
-        own = own_address(sys.argv[1])
-        own = own_address("192.0.2.1") if own.startswith("127.") else own
-        break
-    except OSError:
-        if time.monotonic() > end:
-            sys.exit(1)
-        time.sleep(1)
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-    for _, name in socket.if_nameindex():
-        try:
-            answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-        except OSError:
-            continue  # it has no address
-        if socket.inet_ntoa(answer[20:24]) == own and name != "lo":
-            print(name, own)
-            sys.exit()
-sys.exit(1)
-END
-    ) || { printf "%s\\n" "$3" >&2; return 0; }
-    export HCCL_SOCKET_IFNAME="${HCCL_SOCKET_IFNAME-=${found% *}}" HCCL_IF_IP="${HCCL_IF_IP-${found#* }}"
-    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-${found% *}}" TP_SOCKET_IFNAME="${TP_SOCKET_IFNAME-${found% *}}"
-}
-"""
-
+_NETWORK = fill("container_network.sh.j2")
 # Arguments: this node's name, the port, how many nodes there are, what to say where they do not all come, what to say
 # where the interface is not found, then the command, whose end is the end of the cluster. It waits as the scripts of
 # render-launch do. ROLL reads the three variables to learn that it is on the head; they are set after Ray's start, or
 # every worker of Ray would have them too. The interface is set before it: Ray's processes inherit what it starts with.
-LEAD = (
-    _NETWORK
-    + """\
-network "$1" 60 "$5"
-ray start --head --port="$2" || exit
-export RANK=0 WORLD_SIZE="$3" MASTER_ADDR="$1"
-waited=0
-until ray status 2>/dev/null | awk -v nodes="$3" "
-    /^(Active|Idle):/ { active = 1; next }
-    /^[A-Za-z].*:/ { active = 0 }
-    active && / node_/ { joined += \\$1 }
-    END { exit (joined < nodes) }"
-do
-    if [ "$waited" -ge "${NPUENV_WAIT_S:-600}" ]; then
-        printf "%s\\n" "$4" >&2
-        ray stop >/dev/null
-        exit 1
-    fi
-    sleep 5
-    waited=$((waited + 5))
-done
-shift 5
-"$@"
-code=$?
-ray stop >/dev/null
-exit "$code\""""
-)
-
+LEAD = _NETWORK + fill("container_lead.sh.j2").rstrip()
 # Arguments: HOST:PORT of the head, which may come up later, what to say where it does not, what to say where the
 # interface is not found. Whoever started this ends it.
-FOLLOW = (
-    _NETWORK
-    + """\
-wait="${NPUENV_WAIT_S:-600}"
-end=$(($(date +%s) + wait))
-network "${1%:*}" "$wait" "$3"
-until timeout "$wait" ray start --address="$1"; do
-    if [ "$(date +%s)" -ge "$end" ]; then
-        printf "%s\\n" "$2" >&2
-        exit 1
-    fi
-    sleep 5
-done
-exec sleep infinity"""
-)
+FOLLOW = _NETWORK + fill("container_follow.sh.j2").rstrip()
 
 _TESTS = {"device": "-e", "directory": "-d", "file": "-f"}
 
@@ -192,3 +150,17 @@ def as_mounts(container: Container) -> list[Mount]:
 def triple(mount: Mount) -> str:
     """`source:target`, with `:ro` where it is not to be written, as pyxis and Apptainer read it."""
     return f"{mount.source}:{mount.target}" + (":ro" if mount.is_read_only else "")
+
+
+def has_registry(image: str) -> bool:
+    """Whether the reference names a registry: as for Docker, a first part with a dot or a port.
+
+    `localhost` alone is none: podman and buildah call their own images so.
+    """
+    first, slash, _ = image.partition("/")
+    return bool(slash) and ("." in first or ":" in first)
+
+
+def is_of_podman(image: str) -> bool:
+    """Whether the reference is what podman and buildah call an image of their own, `localhost/...`."""
+    return image.startswith("localhost/")
