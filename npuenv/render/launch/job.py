@@ -17,10 +17,10 @@ from npuenv.core.finding import Location, Status
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases, nearest_release
+from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.configs import short_name
 from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.memory.types import Cards, Estimate, Job, Placement, read_cards, written_cards
-from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.reading import read_text, read_words
 from npuenv.preflight.rules import examine
 from npuenv.render.files import UNSAFE_IN_YAML, plain
@@ -29,8 +29,8 @@ from npuenv.render.variables import render_ray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from npuenv.preflight.memory.types import Layout
     from npuenv.preflight.composing import LaunchText
+    from npuenv.preflight.memory.types import Layout
     from npuenv.resolve.types import Stack
 
 
