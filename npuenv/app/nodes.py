@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
 from npuenv.app.progress import NodesProgress
-from npuenv.app.resolution import ConflictError
+from npuenv.resolve.types import ConflictError
 from npuenv.bundle.zipapp import content
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.consistency import check_consistency, check_identities

@@ -8,13 +8,11 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from npuenv.lock.store import LockedRequest
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from npuenv.app.resolution import ConflictError
+    from npuenv.resolve.types import ConflictError, Request, Stack
     from npuenv.bundle.fetch import DownloadProgress
     from npuenv.bundle.make import BundlePlan
     from npuenv.bundle.reader import Bundle
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from npuenv.install.environments import EnvironmentPlace, PackageChange
     from npuenv.install.executor import Event, Outcome
     from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,13 @@ class InstallOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallRequest(LockedRequest):
+class InstallRequest:
     """What is to be installed, from where."""
 
+    stack: Stack
+    lock: Lock
+    resolver: Resolver
+    request: Request
     bundle: Bundle | None = None
 
 

@@ -12,7 +12,6 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.npu import driver
 from npuenv.facts.npu.driver import visible
@@ -28,7 +27,7 @@ from npuenv.resolve import resolve as solve
 from npuenv.resolve.candidate import by_preference, is_candidate_release
 from npuenv.resolve.conflict import command_for as words_of
 from npuenv.resolve.request import ARCHITECTURES, checked, filled_from_host, in_normal_form, with_hardware_of_cards
-from npuenv.resolve.types import Conflict, Request, Stack
+from npuenv.resolve.types import Conflict, ConflictError, Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,14 +53,6 @@ _STANDINGS = ("measured-here", "published", "recommended", "compatible", "satisf
 # An older stack has other features: the first ROLL guide describes no training run of 2026.
 _AT_MOST = timedelta(days=183)
 _HEAD = 2048  # characters: the status is among the first lines of a lock
-
-
-class ConflictError(NothingFits):
-    """Nothing fits a request; `conflict` has the clashing demands and the ways out."""
-
-    def __init__(self, conflict: Conflict) -> None:
-        super().__init__(Message("stack.conflict-title"))
-        self.conflict = conflict
 
 
 def resolve(request: Request) -> Stack:
@@ -120,8 +111,8 @@ def _status(stack: Stack, local_folder: Path) -> str | None:
     found = set()
     for folder in (local_folder, shipped_folder()):
         if (folder / name).is_file():
-            with (folder / name).open(encoding="utf-8", errors="replace") as lock:
-                found.update(_STATUS.findall(lock.read(_HEAD)))
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                found.update(_STATUS.findall(file.read(_HEAD)))
     return COMPLETE if COMPLETE in found else next(iter(found), None)
 
 
@@ -229,12 +220,12 @@ def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
     newer = newer_release(stack, request, load_matrix())
     if newer is not None:
         yield newer
-    lock = find_lock(stack, own_locks())
-    if lock is None:
+    found = find_lock(stack, own_locks())
+    if found is None:
         yield Message("stack.lock-none")
     else:
-        lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
-        yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
+        lacks = tuple(dict.fromkeys(missing.name for missing in found.missing))
+        yield Message(f"stack.lock-{found.status}", {"packages": len(found.packages), "lacks": lacks})
     # What a host told, it tells the next command too.
     of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
     typed = replace(request, **of_host)

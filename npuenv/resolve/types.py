@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from npuenv.core.errors import NothingFits
+from npuenv.core.messages import Message
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.core.messages import Message
     from npuenv.matrix.rows import ChipWheel, PublicRun
 
 
@@ -162,3 +164,11 @@ class Conflict:
     request: Request
     clashes: tuple[Clash, ...]
     ways_out: tuple[WayOut, ...]
+
+
+class ConflictError(NothingFits):
+    """Nothing fits a request; `conflict` has the clashing demands and the ways out."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__(Message("stack.conflict-title"))
+        self.conflict = conflict

@@ -12,7 +12,7 @@ import pytest
 from npuenv import app
 from npuenv.app import DoctorOptions, doctor
 from npuenv.app.examine import TracingHost
-from npuenv.app.resolution import ConflictError
+from npuenv.resolve.types import ConflictError
 from npuenv.cli import main
 from npuenv.core.errors import BadInput
 from npuenv.host.local import LocalHost
