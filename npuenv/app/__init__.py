@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         installation,
         launches,
         locking,
-        locks,
         resolution,
         training,
         updates,
@@ -32,13 +31,12 @@ if TYPE_CHECKING:
     from npuenv.app.installation import install, preview
     from npuenv.app.launches import PreflightOptions, preflight, render_launch, write_launch
     from npuenv.app.locking import lock_published, verify_locks
-    from npuenv.app.locks import LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
     from npuenv.app.progress import InstallOptions, InstallResult, Progress
     from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
     from npuenv.app.ray_start import RayStartOptions, start_ray
-    from npuenv.app.resolution import ConflictError, resolve
+    from npuenv.app.resolution import LockOptions, lock, lock_request, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
     from npuenv.bundle.make import BundleOptions
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from npuenv.preflight.fixing import PreflightResult
     from npuenv.render.container.description import ContainerOptions
     from npuenv.render.launch.generate import LaunchOptions
+    from npuenv.resolve.types import ConflictError
 
 __all__ = [
     "BundleOptions",
@@ -87,7 +86,6 @@ __all__ = [
     "lock_published",
     "lock_request",
     "locking",
-    "locks",
     "ping_mesh",
     "preflight",
     "preview",
@@ -121,13 +119,12 @@ _MODULES = {
         *("preflight", "render_launch", "write_launch"),
     ),
     "locking": ("lock_published", "verify_locks"),
-    "locks": ("LockOptions", "LockedRequest", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
     "progress": ("InstallOptions", "InstallResult", "Progress"),
     "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
     "ray_start": ("RayStartOptions", "start_ray"),
-    "resolution": ("ConflictError", "resolve"),
+    "resolution": ("ConflictError", "LockOptions", "LockedRequest", "lock", "lock_request", "resolve"),
     "training": ("SmokeOptions", "SmokeResult", "smoke_train"),
     "updates": ("repair", "roll_back", "update"),
 }

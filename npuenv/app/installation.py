@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.app import locks, resolution
+from npuenv.app import resolution
 from npuenv.app.examine import FRAMEWORKS
 from npuenv.app.progress import (
     SILENT,
@@ -25,10 +25,8 @@ from npuenv.app.progress import (
     InstallResult,
     Progress,
 )
-from npuenv.checks import Finding, Status, check_all
 from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
 from npuenv.facts.conditions import going_out
 from npuenv.facts.manifest import describe
 from npuenv.facts.pip import for_uv
@@ -61,6 +59,7 @@ from npuenv.resolve.types import Request, Stack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npuenv.checks import Finding
     from npuenv.core.plan import Plan
     from npuenv.host import Host
 
@@ -92,6 +91,9 @@ def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
     The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
     an activated shell only: that they fail here explains which libraries are missing, and is no objection.
     """
+    from npuenv.checks import Status, check_all  # plans do without all checks
+    from npuenv.facts.collect import collect
+
     needs_cann = bool(stack.cann_root)
     framework = stack.framework if stack.framework in FRAMEWORKS else None
     facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_CHECKED_GROUPS)
@@ -159,7 +161,7 @@ def script_of(request: Request, options: InstallOptions, progress: Progress, *, 
 @contextmanager
 def open_request(request: Request, options: InstallOptions, progress: Progress) -> Iterator[InstallRequest]:
     """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
-    resolver = locks.this_resolver(progress)
+    resolver = resolution.this_resolver(progress)
     if options.bundle is None:
         asked, request = request, resolution.for_this_machine(request)
         stack = with_found_cann(resolver.host, resolution.resolve(request))
@@ -169,7 +171,7 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
             # An environment's own lock also says where what it built came from.
             stack, lock = as_locked(stack, options.lock), options.lock
         else:
-            lock = locks.lock(stack, resolver, fill=options.fill, progress=progress)
+            lock = resolution.lock(stack, resolver, fill=options.fill, progress=progress)
             stack, lock = for_chip(stack, lock, options.given)
         yield InstallRequest(stack, lock, resolver, request)
         return
@@ -271,7 +273,6 @@ def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
             require_sources(request.stack, request.lock, resolver, only=out)
 
     def verify() -> None:
-
         verify_environment(resolver.host, request.stack, job.target, job.plan)
 
     return {MEND: require_what_goes_in_again, FINISH: verify}

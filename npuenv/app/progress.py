@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from npuenv.resolve.types import ConflictError, Request, Stack
     from npuenv.bundle.fetch import DownloadProgress
     from npuenv.bundle.make import BundlePlan
     from npuenv.bundle.reader import Bundle
@@ -20,10 +19,11 @@ if TYPE_CHECKING:
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
     from npuenv.core.plan import Plan, Step
-    from npuenv.install.environments import EnvironmentPlace, PackageChange
+    from npuenv.install.environments import EnvironmentPlace
     from npuenv.install.executor import Event, Outcome
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
+    from npuenv.resolve.types import ConflictError, Request, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,14 @@ class InstallPreview:
 
     job: InstallJob
     lacks: tuple[NothingFits, ...]
+
+
+class PackageChange(NamedTuple):
+    """A package or source that is not the same in both; "" where one side does not have it."""
+
+    name: str
+    before: str
+    after: str
 
 
 class Progress:

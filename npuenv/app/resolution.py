@@ -1,4 +1,6 @@
-"""Which versions fit together: `resolve`, of several stacks one whose lock is complete, what a machine decides."""
+"""Which versions fit together (`resolve`), of several stacks one whose lock is complete, what a machine decides;
+and the lock of a stack (`lock`), with what locks and installs on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,12 @@ import platform
 import re
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv.app.progress import SILENT, Progress
 from npuenv.core.messages import Message
 from npuenv.facts.npu import driver
 from npuenv.facts.npu.driver import visible
@@ -19,7 +22,7 @@ from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.install.environments import data_folder
 from npuenv.lock.file import COMPLETE
-from npuenv.lock.store import find_lock, shipped_folder
+from npuenv.lock.store import LockedRequest, find_lock, for_chip, put_lock, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import newer_release
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
 
     from npuenv.facts.collect import Facts
     from npuenv.host import Host
+    from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
+
 
 DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
 _GROUPS = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
@@ -237,3 +243,68 @@ def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
 def assumption_notes(stack: Stack) -> tuple[Message, ...]:
     """What to know before a stack is installed: what it was chosen by, and what it cannot do."""
     return tuple(note for note in stack.notes if note.key in ASSUMPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """How stacks are locked."""
+
+    fill: bool = False  # ask the indexes for what a lock lacks or took from public lock files
+    renew: bool = False  # resolve again even where a lock is there
+    is_offline: bool = False  # resolve from uv's cache only
+    out: Path | None = None  # the folder of the locks; None: that of the locks made on this machine
+
+
+def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
+    """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
+    from npuenv.facts.pip import pip_settings
+    from npuenv.lock.uv import Resolver, find_uv
+
+    host = local.LocalHost()
+    settings = pip_settings(host, prefix=sys.prefix)
+    for warning in settings.warnings:
+        progress.warning(warning)
+    indexes = {row.label: row.url for row in load_matrix().indexes if row.url}
+    return Resolver(host, find_uv(), settings, indexes, is_offline=is_offline, warn=progress.note)
+
+
+def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, progress: Progress = SILENT) -> Lock:
+    """The stack's lock: a shipped or an own one; made now where there is none, or where it is partial
+    or rests on hashes that its index did not give, and `fill` is on.
+
+    `resolver` None: that of this machine, where a lock has to be made. Raises CannotTell, NothingFits.
+    """
+    folder = own_locks(resolver.host.environ()) if resolver else own_locks()
+    found = find_lock(stack, folder)
+    if found is None or (fill and not found.is_from_indexes):
+        from npuenv.lock.make import make_lock  # most locks are found, and rendering does not wait for it
+
+        about = {"stack": stack.name, "platform": stack.platform.tag}
+        progress.activity(Message("cli.locking", about))
+        found = make_lock(stack, resolver or this_resolver(progress))
+        if found.is_complete:
+            put_lock(found, folder)
+    return found
+
+
+def lock_request(request: Request, options: LockOptions | None = None, progress: Progress = SILENT) -> LockedRequest:
+    """The stack of a request on this machine, and its lock. Raises ConflictError, BadInput, CannotTell, NothingFits.
+
+    With `renew` a complete lock replaces that of this machine, unless it is for another folder.
+    """
+    options = options or LockOptions()
+    resolver = this_resolver(progress, is_offline=options.is_offline)
+    asked, request = request, for_this_machine(request)
+    stack = resolve(request)
+    for note in basis_of(request, stack, asked):
+        progress.note(note)
+    if options.renew:
+        from npuenv.lock.make import make_lock
+
+        found = make_lock(stack, resolver)
+        if found.is_complete and options.out is None:
+            path = put_lock(found, own_locks())
+            progress.note(Message("cli.locked", {"path": str(path), "packages": len(found.packages)}))
+    else:
+        found = lock(stack, resolver, fill=options.fill, progress=progress)
+    return LockedRequest(*for_chip(stack, found), resolver, request)

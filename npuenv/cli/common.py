@@ -67,7 +67,7 @@ class HelpfulCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                by_section[section_of(param)].append(record)
+                by_section[_section_of(param)].append(record)
         for section, records in by_section.items():
             if records:
                 with formatter.section(section):
@@ -135,7 +135,7 @@ def first_sentence(command: click.Command) -> str:
     return " ".join(paragraph.split()).removesuffix(".")
 
 
-def section_of(param: click.Parameter) -> str:
+def _section_of(param: click.Parameter) -> str:
     """The section of an option, by its long names."""
     return next((_SECTION_OF[name] for name in (*param.opts, *param.secondary_opts) if name in _SECTION_OF), OTHERS)
 
@@ -211,9 +211,9 @@ def request_options(command: Command) -> Command:
             lang = options.get("lang") or language_from_environment()
             for note in untold if not options.get("quiet") else ():
                 click.echo(say(note, lang), err=True)
-        of_file = pins_of_file(constraint) if constraint else {}
-        places = {parse_pin(word)[0]: place for word, place in of_file.items()}
-        request = replace(request, pins=parse_pins((*of_file, *pin)), origins={**request.origins, **places})
+        of_file = _pins_of_file(constraint) if constraint else {}
+        places = {_parse_pin(word)[0]: place for word, place in of_file.items()}
+        request = replace(request, pins=_parse_pins((*of_file, *pin)), origins={**request.origins, **places})
         return command(request=request, **options)
 
     decorated: Any = with_request
@@ -277,18 +277,18 @@ def options_of(request: Request) -> dict[str, object]:
     return said
 
 
-def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
+def _parse_pins(words: tuple[str, ...]) -> dict[str, str]:
     """`("Torch==2.8.0",)` -> `{"torch": "2.8.0"}`. Raises BadInput for anything that is not NAME==VERSION."""
     pins: dict[str, str] = {}
     for word in words:
-        key, version = parse_pin(word)
+        key, version = _parse_pin(word)
         if pins.get(key, version) != version:
             raise BadInput(Message("cli.pin-twice", {"name": key, "first": pins[key], "second": version}))
         pins[key] = version
     return pins
 
 
-def parse_pin(word: str) -> tuple[str, str]:
+def _parse_pin(word: str) -> tuple[str, str]:
     """`"Torch==2.8.0"` -> `("torch", "2.8.0")`. Raises BadInput for anything that is not NAME==VERSION."""
     from packaging.utils import canonicalize_name
     from packaging.version import Version
@@ -301,7 +301,7 @@ def parse_pin(word: str) -> tuple[str, str]:
         raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint")) from None
 
 
-def pins_of_file(path: Path) -> dict[str, str]:
+def _pins_of_file(path: Path) -> dict[str, str]:
     """The `NAME==VERSION` pins of a requirements file, as pip reads it (includes, hashes and markers too).
 
     Each with the place it stands at, like `constraints.txt:3`. pip_api judges markers for the running interpreter.

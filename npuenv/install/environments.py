@@ -136,33 +136,6 @@ def _point(link: Path, root: Path) -> None:
     settle(link.parent)
 
 
-class PackageChange(NamedTuple):
-    """A package or source that is not the same in both; "" where one side does not have it."""
-
-    name: str
-    before: str
-    after: str
-
-
-def changes(before: Lock, after: Lock) -> tuple[PackageChange, ...]:
-    """Changes by name. A package of the same version with changed files is listed with the first digits of its hash."""
-    old, new = _versions(before), _versions(after)
-    found = []
-    for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name, ("", "")), new.get(name, ("", ""))
-        if one == other:
-            continue
-        has_same_version = one[0] == other[0]
-        found.append(PackageChange(name, *(" ".join(each) if has_same_version else each[0] for each in (one, other))))
-    return tuple(found)
-
-
-def _versions(lock: Lock) -> dict[str, tuple[str, str]]:
-    """Name -> version, and what distinguishes two files of one version."""
-    packages = {each.name: (each.version, ",".join(digest[:8] for digest in each.sha256)) for each in lock.packages}
-    return {**packages, **{each.name: (each.ref, each.repo) for each in lock.sources}}
-
-
 def manifest_text(
     stack: Stack,
     lock: Lock,

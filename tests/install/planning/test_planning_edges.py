@@ -15,7 +15,7 @@ from npuenv.install.environments import EnvironmentPlace
 from npuenv.install.fix_plan import plan_fixes
 from npuenv.install.prerequisites import as_lines
 from tests.install.planning.plan_cases import planned
-from tests.install.planning.test_fix_plan_fix import PLACE, ill
+from tests.install.planning.test_planning_fix import PLACE, ill
 
 if TYPE_CHECKING:
     from pathlib import Path
