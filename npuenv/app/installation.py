@@ -27,14 +27,14 @@ from npuenv.app.progress import (
 )
 from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message
-from npuenv.facts.conditions import going_out
+from npuenv.facts.conditions import going_out, unmet
 from npuenv.facts.manifest import describe
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
 from npuenv.install import executor, planning
 from npuenv.install.components import Tools
 from npuenv.install.environments import EnvironmentPlace, data_folder, is_complete, points_to, remember, target_for
-from npuenv.install.executor import chosen, unmet
+from npuenv.install.executor import chosen
 from npuenv.install.planning import FINISH, MEND, VERIFY, keep_supplied, replaced_packages
 from npuenv.install.prerequisites import Prerequisites, cann_steps, look_at_system, system_steps, with_found_cann
 from npuenv.install.target import (
@@ -69,49 +69,6 @@ _CHECKED_AREAS = ("python.", "stack.")
 _CHECKED_GROUPS = frozenset({"python", "cann", "machine"})
 # Of the session and not of the packages: they hold in the shell that sources the activation script.
 _OF_SESSION = ("stack.settings", "stack.cann")
-
-
-def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan: Plan) -> None:
-    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
-
-    Asked before the last step too, because that can be asked for alone.
-    """
-    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
-        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
-    found = failed_checks(host, stack, target.python)
-    if found:
-        said = {"path": target.root, "why": _reasons(found)}
-        hint = {"python": target.python, "stack": stack.name}
-        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
-
-
-def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
-    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
-
-    The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
-    an activated shell only: that they fail here explains which libraries are missing, and is no objection.
-    """
-    from npuenv.checks import Status, check_all  # plans do without all checks
-    from npuenv.facts.collect import collect
-
-    needs_cann = bool(stack.cann_root)
-    framework = stack.framework if stack.framework in FRAMEWORKS else None
-    facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_CHECKED_GROUPS)
-    found = check_all(facts, framework=framework, level=1, stack=stack)
-    return tuple(
-        finding for finding in found if finding.status is Status.FAIL and _is_objection(finding.check, needs_cann)
-    )
-
-
-def _is_objection(check: str, needs_cann: bool) -> bool:
-    if not check.startswith(_CHECKED_AREAS) or check in _OF_SESSION or check == "python.made":
-        return False
-    return not (needs_cann and check.endswith("-imports"))
-
-
-def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
-    """A sentence each, with the check that says it."""
-    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
 
 
 def install(request: Request, options: InstallOptions | None = None, progress: Progress = SILENT) -> InstallResult:
@@ -221,9 +178,10 @@ def _fetches_from_own_index(job: InstallJob, tools: Tools) -> bool:
 def _base_python(request: InstallRequest, options: InstallOptions) -> str:
     """The interpreter that an environment of its own is made from. Raises BadInput (unfit option), NothingFits."""
     stack, host = request.stack, request.resolver.host
-    chosen = options.base_python or _running(stack)
+    # This process's own interpreter, where it is of the wanted version, is known to work.
+    running = sys.executable if stack.platform.python == f"{sys.version_info.major}.{sys.version_info.minor}" else None
     try:
-        return find_python(host, stack.platform.python, stack.platform.arch, chosen)
+        return find_python(host, stack.platform.python, stack.platform.arch, options.base_python or running)
     except NothingFits as error:
         if request.bundle is None or not request.bundle.python_archive:
             raise
@@ -259,7 +217,8 @@ def execute(job: InstallJob, options: InstallOptions, progress: Progress) -> Ins
     outcome = executor.execute(job.plan, session, only=options.only_step, start_at=options.from_step)
     remember(Path(target.root), Path(data_folder(resolver.host.environ())))
     is_proven = _is_proven(job)
-    return InstallResult(job, outcome, is_proven, _foreign(target) if is_proven else ())
+    own = describe(LocalHost(), target.root) if is_proven else None
+    return InstallResult(job, outcome, is_proven, own.verified.strangers if own and own.verified else ())
 
 
 def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
@@ -272,10 +231,51 @@ def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
             out = going_out(resolver.host, want).value
             require_sources(request.stack, request.lock, resolver, only=out)
 
-    def verify() -> None:
-        verify_environment(resolver.host, request.stack, job.target, job.plan)
-
+    verify = partial(verify_environment, resolver.host, request.stack, job.target, job.plan)
     return {MEND: require_what_goes_in_again, FINISH: verify}
+
+
+def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan: Plan) -> None:
+    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
+
+    Asked before the last step too, because that can be asked for alone.
+    """
+    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
+        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
+    found = failed_checks(host, stack, target.python)
+    if found:
+        said = {"path": target.root, "why": _reasons(found)}
+        hint = {"python": target.python, "stack": stack.name}
+        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
+
+
+def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
+    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
+
+    The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
+    an activated shell only: that they fail here explains which libraries are missing, and is no objection.
+    """
+    from npuenv.checks import Status, check_all  # plans do without all checks
+    from npuenv.facts.collect import collect
+
+    needs_cann = bool(stack.cann_root)
+    framework = stack.framework if stack.framework in FRAMEWORKS else None
+    facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_CHECKED_GROUPS)
+    found = check_all(facts, framework=framework, level=1, stack=stack)
+    return tuple(
+        finding for finding in found if finding.status is Status.FAIL and _is_objection(finding.check, needs_cann)
+    )
+
+
+def _is_objection(check: str, needs_cann: bool) -> bool:
+    if not check.startswith(_CHECKED_AREAS) or check in _OF_SESSION or check == "python.made":
+        return False
+    return not (needs_cann and check.endswith("-imports"))
+
+
+def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
+    """A sentence each, with the check that says it."""
+    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
 
 
 def manifest_request(request: Request) -> dict[str, Any]:
@@ -374,20 +374,8 @@ def _prerequisites(request: InstallRequest, target: EnvironmentPlace, options: I
     return of_system + cann_steps(host, stack, files, target)
 
 
-def _running(stack: Stack) -> str | None:
-    """This process's own interpreter where it is of the wanted version: it is known to work."""
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return sys.executable if running == stack.platform.python else None
-
-
 def _is_proven(job: InstallJob) -> bool:
     """True when the environment is complete and verified; after a part of the plan it need not be."""
     host, is_part = job.request.resolver.host, job.steps != job.plan.steps
     verify = [step for step in job.plan.steps if step.id == VERIFY and is_part]
     return is_complete(host, job.target, job.request.lock) and not any(unmet(step, host) for step in verify)
-
-
-def _foreign(target: EnvironmentPlace) -> tuple[str, ...]:
-    """Files of no package that run code whenever the environment's Python starts."""
-    own = describe(LocalHost(), target.root)
-    return own.verified.strangers if own is not None and own.verified is not None else ()

@@ -76,7 +76,7 @@ class InstallJob:
     @property
     def unfinished(self) -> Plan:
         """What of the plan is not done yet."""
-        from npuenv.install.executor import is_done
+        from npuenv.facts.conditions import is_done
 
         host = self.request.resolver.host
         return replace(self.plan, steps=tuple(step for step in self.steps if not is_done(step, host)))
@@ -86,14 +86,18 @@ class InstallJob:
 
         In an environment that is complete npuenv puts back its own without asking: somebody agreed to that before.
         """
+        from npuenv.facts.conditions import ask, is_done
         from npuenv.install.environments import is_complete
-        from npuenv.install.executor import changes_more_than_its_own, is_done
 
         host = self.request.resolver.host
-        if is_complete(host, self.target, self.request.lock):
-            return changes_more_than_its_own(self.steps, host)
-        # The last first: what says that an environment is finished is cheap to ask, and not there yet.
-        return not all(is_done(step, host) for step in reversed(self.steps))
+        if not is_complete(host, self.target, self.request.lock):
+            # The last first: what says that an environment is finished is cheap to ask, and not there yet.
+            return not all(is_done(step, host) for step in reversed(self.steps))
+        if any(not (step.is_upkeep or is_done(step, host)) for step in self.steps):
+            return True
+        # To activate it in place of another is more than upkeep. Nothing is hashed for this question.
+        links = [want for step in self.steps for want in step.done_when if want.fact == "path.link"]
+        return any(ask(host, want).value != want.value for want in links)
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,10 +299,7 @@ def _cloned(making: Making, step: str, source: GitSource) -> Step:
         Run(("git", "-C", new, "submodule", "update", "--init", "--recursive")),
         *_exchange(making, source),
     )
-    done_when = (
-        Condition("file.text", *_want_note(making, source)),
-        Condition("path.state", (f"{folder}/.git",), "folder"),
-    )
+    done_when = (_note_want(making, source), Condition("path.state", (f"{folder}/.git",), "folder"))
     return Step(step, why, do, done_when, needs_network=True)
 
 
@@ -319,7 +316,7 @@ def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
         why = Message("plan.why-source-given", {"name": source.name, "path": given})
         argv = (making.tools.base_python, "-I", "-B", program, "unpack", given, digest or "-", new)
         do += (WriteFile(program, unpacker_text()), Run(argv))
-    wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
+    wants = (_note_want(making, source), Condition("path.state", (folder,), "folder"))
     return Step(step, why, (*do, *_exchange(making, source)), wants)
 
 
@@ -329,14 +326,14 @@ def _keep(making: Making, step: str, source: GitSource) -> Step:
     A script that runs on another machine stops here.
     """
     folder = _source_folder(making.target, source)
-    wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
+    wants = (_note_want(making, source), Condition("path.state", (folder,), "folder"))
     why = Message("plan.why-source-kept", {"name": source.name, "path": folder})
     return Step(step, why, (Run(("test", "-d", folder)),), wants)
 
 
-def _want_note(making: Making, source: GitSource) -> tuple[tuple[str, ...], str]:
+def _note_want(making: Making, source: GitSource) -> Condition:
     path, text = _source_note(making, source)
-    return (path,), text
+    return Condition("file.text", (path,), text)
 
 
 def _exchange(making: Making, source: GitSource) -> tuple[Action, ...]:
@@ -364,10 +361,7 @@ def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
         launcher = making.target.own("with-cann.sh")
         run = Run(("sh", launcher, *build.argv), build.env, build.unset)
         do = (Run(("rm", "-f", note)), WriteFile(launcher, LAUNCHER, 0o755), run)
-    done_when = (
-        Condition("env.dists", (making.target.root, name), "complete"),
-        Condition("file.text", (note,), text),
-    )
+    done_when = (Condition("env.dists", (making.target.root, name), "complete"), Condition("file.text", (note,), text))
     return Step(step, why, (*do, WriteFile(note, text)), done_when, is_upkeep=making.is_own)
 
 

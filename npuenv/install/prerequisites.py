@@ -352,10 +352,7 @@ def _install_part(host: Host, stack: Stack, file: SuppliedFile, target: Environm
     if privilege == NONE:
         return Prerequisites(notes=(Message("plan.cann-administrator", {**args, "command": as_lines(runs)}),))
     sums, launcher = target.own(f"cann-{file.part}.sha256"), target.own("with-cann.sh")
-    do: list[Action] = [
-        WriteFile(sums, f"{file.sha256}  {file.path}\n"),
-        Run(("sha256sum", "-c", "--quiet", sums)),
-    ]
+    do: list[Action] = [WriteFile(sums, f"{file.sha256}  {file.path}\n"), Run(("sha256sum", "-c", "--quiet", sums))]
     if file.part == "nnal" and file.form == "run":
         # NNAL's installer looks for the toolkit in the variables that the toolkit's own script sets.
         cann, nnal = cann_scripts(stack)
