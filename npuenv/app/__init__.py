@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
     from npuenv.app.progress import InstallOptions, InstallResult, Progress
-    from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
-    from npuenv.app.ray_start import RayStartOptions, start_ray
+    from npuenv.app.ray_nodes import RayOptions, RayResult, RayStartOptions, ray_nodes_status, start_ray, stop_ray
     from npuenv.app.resolution import LockOptions, lock, lock_request, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
@@ -122,8 +121,7 @@ _MODULES = {
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
     "progress": ("InstallOptions", "InstallResult", "Progress"),
-    "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
-    "ray_start": ("RayStartOptions", "start_ray"),
+    "ray_nodes": ("RayOptions", "RayResult", "RayStartOptions", "ray_nodes_status", "start_ray", "stop_ray"),
     "resolution": ("ConflictError", "LockOptions", "LockedRequest", "lock", "lock_request", "resolve"),
     "training": ("SmokeOptions", "SmokeResult", "smoke_train"),
     "updates": ("repair", "roll_back", "update"),

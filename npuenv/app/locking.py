@@ -171,11 +171,7 @@ def _lock_all(
 
 def _may_be_chosen(published: Request, request: Request) -> bool:
     """False for a published stack that is left out whatever it resolves to: to resolve all takes seconds."""
-    pairs = [
-        (request.stack, published.stack),
-        (request.hardware, published.hardware),
-        (request.arch, published.arch),
-    ]
+    pairs = [(request.stack, published.stack), (request.hardware, published.hardware), (request.arch, published.arch)]
     pairs += [(request.python, published.python)] if published.python else []
     return all(wanted in (None, there) for wanted, there in pairs)
 
