@@ -142,6 +142,7 @@ def _section_of(param: click.Parameter) -> str:
 
 _MOST_BYTES = 4 << 20  # of a constraints file
 
+FILE = click.Path(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -186,7 +187,7 @@ def _click_option(row: Option) -> Any:
     names = (*row.flags.split(), row.name)
     if row.type is bool:
         return click.option(*names, is_flag=True, help=row.help)
-    kind: Any = click.Path(path_type=Path) if row.type is Path else row.type
+    kind: Any = FILE if row.type is Path else row.type
     if isinstance(row.choices, range):
         kind = click.IntRange(row.choices[0], row.choices[-1])
     elif row.choices:
@@ -220,11 +221,7 @@ def request_options(command: Command) -> Command:
     for option in (
         click.option("--pin", multiple=True, metavar="PACKAGE==VERSION", help="Require this version; repeatable."),
         click.option(
-            "-c",
-            "--constraint",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Require the == versions of a requirements file.",
+            "-c", "--constraint", type=FILE, metavar="FILE", help="Require the == versions of a requirements file."
         ),
         click.option(
             "--host",

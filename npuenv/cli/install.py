@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options, options_of, refuse_with, request_options
+from npuenv.cli.common import (
+    FILE,
+    HelpfulCommand,
+    Ui,
+    absolute,
+    common_options,
+    options_of,
+    refuse_with,
+    request_options,
+)
 from npuenv.cli.progress import StepProgress, list_plan, show_changes, tell_notes
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -18,8 +27,6 @@ from npuenv.core.messages import Message, say
 if TYPE_CHECKING:
     from npuenv.app import InstallOptions, InstallResult
     from npuenv.resolve.types import Request
-
-_FILE = click.Path(path_type=Path)
 
 
 @click.command("install", cls=HelpfulCommand)
@@ -29,13 +36,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--into", metavar="EXE", help="Install into the existing environment of this Python.")
 @click.option("--dry-run", is_flag=True, help="Only print the plan.")
 @click.option("--script", is_flag=True, help="Only print the plan, as a POSIX shell script.")
-@click.option("--offline", type=_FILE, metavar="BUNDLE", help="Install from a bundle, without using the network.")
+@click.option("--offline", type=FILE, metavar="BUNDLE", help="Install from a bundle, without using the network.")
 @click.option("--update", is_flag=True, help="Build the current lock beside the old environment, then switch.")
 @click.option("--repair", is_flag=True, help="Restore changed or missing files from the environment's own lock.")
 @click.option("--rollback", is_flag=True, help="Go back to the environment before the last update.")
 @click.option("--base-python", metavar="EXE", help="Python interpreter to create the environment with.")
 @click.option(
-    "--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="CANN file to install; repeatable."
+    "--cann-file", "cann_files", type=FILE, multiple=True, metavar="FILE", help="CANN file to install; repeatable."
 )
 @click.option(
     "--source",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import HelpfulCommand, Ui, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
     help="Framework and release that will run it, e.g. verl==0.7.1 or roll==0.3.0.",
 )
 @click.option("--stack", metavar="NAME", help="Take release and packages from a published stack.")
-@click.option(
-    "--target", type=click.Path(path_type=Path), metavar="ENV", help="Take release and packages from an environment."
-)
+@click.option("--target", type=FILE, metavar="ENV", help="Take release and packages from an environment.")
 @click.option(
     "--hardware", metavar="NAME", help="310p, a2, a3, 950, or a chip or product name, e.g. 910B3 or 'Atlas 800T A3'."
 )
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     "--here/--elsewhere", "is_here", default=False, help="The launch runs on this machine: also check its paths."
 )
 @click.option("--fix", "is_fixing", is_flag=True, help="Write a corrected copy and show what changed.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="File of the corrected copy.")
+@click.option("-o", "--out", type=FILE, metavar="FILE", help="File of the corrected copy.")
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite the output file.")
 @click.option("--format", "form", type=click.Choice(("text", "json", "sarif", "junit")), help="Report format.")
 @common_options
