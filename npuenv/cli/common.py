@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-WHAT, WHERE, HOW, SHOW = "Selection options", "Path options", "Run options", "Output options"
+FILE = click.Path(path_type=Path)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 OTHERS = "Options"
 # By the first long name of an option. What is in none of them is the command's own and stands first, as `Options`.
 SECTIONS = {
-    WHAT: "--for --hardware --os --arch --python --cann --driver --as-of --newest --host --constraint --pin --stack"
-    " --release --recipe --model --platform",
-    WHERE: "--target --into --as --out --output --save --from --from-report --hosts --offline --source --without-source"
-    " --cann-file --base-python --python-archive --bundle --installed --data --models --image --ray --shared"
-    " --ssh-config --tables",
-    HOW: "--yes --dry-run --script --fill --renew --force --replace --update --repair --rollback --only-step"
+    "Selection options": "--for --hardware --os --arch --python --cann --driver --as-of --newest --host --constraint"
+    " --pin --stack --release --recipe --model --platform",
+    "Path options": "--target --into --as --out --output --save --from --from-report --hosts --offline --source"
+    " --without-source --cann-file --base-python --python-archive --bundle --installed --data --models --image --ray"
+    " --shared --ssh-config --tables",
+    "Run options": "--yes --dry-run --script --fill --renew --force --replace --update --repair --rollback --only-step"
     " --from-step --with-system --fix --limit --parallel --level --hash --all --verify --check",
-    SHOW: "--lang --format --json --quiet --verbose --no-color --list --why --help --version",
+    "Output options": "--lang --format --json --quiet --verbose --no-color --list --why --help --version",
 }
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options.split()}
-
-
+_MOST_BYTES = 4 << 20  # of a constraints file
 _OF_FILES = re.compile(r"\b(FILE|DIR|PATH|EXE|CAPTURE|BUNDLE)\b")
 
 
@@ -138,12 +139,6 @@ def first_sentence(command: click.Command) -> str:
 def _section_of(param: click.Parameter) -> str:
     """The section of an option, by its long names."""
     return next((_SECTION_OF[name] for name in (*param.opts, *param.secondary_opts) if name in _SECTION_OF), OTHERS)
-
-
-_MOST_BYTES = 4 << 20  # of a constraints file
-
-FILE = click.Path(path_type=Path)
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def common_options(command: Command, *, has_document: bool = True) -> Command:

@@ -224,6 +224,7 @@ def _complete_want(making: Making, packages: Sequence[LockedPackage]) -> Conditi
 
 
 UNPACKER = "unpacker.py"
+_VERSION = re.compile(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?")
 _SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # a note about a source from no repository
 
 
@@ -376,11 +377,7 @@ def _build_env(making: Making, source: GitSource) -> dict[str, str]:
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VIRTUAL_ENV": making.target.root}
     if making.stack.cann_root:
         env["NPUENV_CANN"], env["NPUENV_NNAL"] = cann_scripts(making.stack)
-    if supplied(making, source) and _is_version(source.ref):
+    if supplied(making, source) and _VERSION.fullmatch(source.ref):
         # An archive of a repository has no history from which setuptools-scm could read the version.
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = source.ref.removeprefix("v")
     return env | ({"SOC_VERSION": making.stack.soc_version} if making.stack.soc_version else {})
-
-
-def _is_version(ref: str) -> bool:
-    return re.fullmatch(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", ref) is not None

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from npuenv.lock.file import Lock
 
 
+CURRENT, PREVIOUS = "current", "previous"
+# Prefix of an environment's name while it is being deleted. Such a folder is never listed.
+_DYING = ".removing-"
+_OWN = ".npuenv"
+_RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
+
+
 class EnvironmentPlace(NamedTuple):
     """An environment's folder, and the link to a stack's current one (None in a folder of the user's choice)."""
 
@@ -78,9 +85,6 @@ def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None
     return EnvironmentPlace(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
 
 
-CURRENT, PREVIOUS = "current", "previous"
-
-
 def points_to(link: Path) -> str:
     """The last part of a link's target; "" if there is no link."""
     return Path(os.readlink(link)).name if link.is_symlink() else ""
@@ -116,12 +120,6 @@ def _point(link: Path, root: Path) -> None:
     new.symlink_to(root)
     new.replace(link)
     settle(link.parent)
-
-
-# Prefix of an environment's name while it is being deleted. Such a folder is never listed.
-_DYING = ".removing-"
-_OWN = ".npuenv"
-_RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
 
 
 class EnvironmentEntry(NamedTuple):
