@@ -165,14 +165,51 @@ def plan_install(request: InstallRequest, options: InstallOptions) -> InstallJob
     return job
 
 
-def _fetches_from_own_index(job: InstallJob, tools: Tools) -> bool:
-    """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
-    if tools.wheels:
-        return False
-    packages = (each for each in job.request.lock.packages if each.index and each.name not in tools.in_links)
-    words = {f"{package.name}=={package.version}" for package in packages}
-    puts_in = [step for step in job.steps if any(words.intersection(want.of) for want in step.done_when)]
-    return any(unmet(step, job.request.resolver.host) for step in puts_in)
+def _plan_dry_run(request: InstallRequest, options: InstallOptions, *, as_script: bool = False) -> InstallJob:
+    """A plan that is only shown: what is not here is called by its usual name.
+
+    A script may run later, and again after it was stopped: what is present now says nothing for it.
+    """
+    stack, host = request.stack, request.resolver.host
+    target = _target(request, options)
+    is_for_here = stack.platform.arch == platform.machine()
+    if is_for_here and target.kind != "existing":
+        check_content(host, target)
+        require_same(host, target, request.lock, is_replacing=options.is_replacing)
+    request = replace(request, lock=kept_lock(host, target, request.lock))
+    python = options.base_python or f"python{stack.platform.python}"
+    if is_for_here and target.kind == "venv":
+        with suppress(NothingFits):
+            python = _base_python(request, options)
+    tools = replace(_tools(request, target, options, python=python), conda="conda")
+    return _planned(request, target, options, replace(tools, present=None) if as_script else tools)
+
+
+def _target(request: InstallRequest, options: InstallOptions) -> EnvironmentPlace:
+    """Where it goes. Raises BadInput for a Python whose environment cannot take the stack."""
+    host = request.resolver.host
+    if options.into is not None:
+        return existing_target(host, options.into, request.lock, request.stack)
+    return target_for(request.lock, host.environ(), options.target)._replace(kind=options.kind)
+
+
+def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, *, python: str) -> Tools:
+    resolver, bundle = request.resolver, request.bundle
+    given = {**(bundle.sources if bundle else {}), **options.given}
+    labelled = [(package.name, package.version) for package in request.lock.packages if package.index]
+    links = wheels_in_links(resolver.host, resolver.settings, labelled, request.stack.platform)
+    tools = Tools(
+        base_python=python,
+        uv=resolver.uv,
+        settings=for_uv(resolver.settings),
+        indexes=resolver.indexes,
+        in_links={} if bundle else links,
+        wheels=bundle.wheels if bundle else "",
+        given=given,
+        digests=digests_of(resolver.host, given, request.stack, sys.executable),
+        present=present_in(resolver.host, target, request.stack.platform.python) if target.kind == "existing" else None,
+    )
+    return keep_supplied(resolver.host, request.stack, request.lock, target, tools)
 
 
 def _base_python(request: InstallRequest, options: InstallOptions) -> str:
@@ -186,6 +223,65 @@ def _base_python(request: InstallRequest, options: InstallOptions) -> str:
         if request.bundle is None or not request.bundle.python_archive:
             raise
         raise NothingFits(error.message, Message("install.bundled-python", {"path": options.bundle})) from error
+
+
+def _planned(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, tools: Tools) -> InstallJob:
+    prerequisites = _prerequisites(request, target, options)
+    plan = planning.plan_install(
+        request.stack,
+        request.lock,
+        target,
+        tools,
+        activation=render_activations(request.stack, target.root),
+        request=manifest_request(request.request),
+        before=prerequisites.steps,
+        is_repairing=options.is_repairing,
+    )
+    host, steps = request.resolver.host, chosen(plan, options.only_step, options.from_step)
+    notes = (
+        *damage_of(host, target),
+        *_switched(request, target),
+        *prerequisites.notes,
+        *replaced_packages(host, target, plan),
+    )
+    return InstallJob(request, target, plan, steps, notes)
+
+
+def manifest_request(request: Request) -> dict[str, Any]:
+    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
+    empty = Request()
+    of_host: dict[str, Any] = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
+    said = asdict(replace(request, origins={}, **of_host))
+    return {name: value for name, value in said.items() if value != getattr(empty, name)}
+
+
+def _prerequisites(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions) -> Prerequisites:
+    """What the environment stands on: the system's packages and CANN. Asked of this machine only if it is meant."""
+    stack, host = request.stack, request.resolver.host
+    files = (*(request.bundle.cann_files if request.bundle else ()), *options.cann_files)
+    if stack.platform.arch != platform.machine():
+        return cann_steps(host, stack, files, target) if files else Prerequisites()
+    of_system = system_steps(stack, look_at_system(host, stack), is_allowed=options.with_system)
+    return of_system + cann_steps(host, stack, files, target)
+
+
+def _switched(request: InstallRequest, target: EnvironmentPlace) -> tuple[Message, ...]:
+    """That an environment which is there already takes the place of the one in force, as after a rollback."""
+    before = points_to(Path(target.link)) if target.link else ""
+    if not before or before == Path(target.root).name or not is_complete(request.resolver.host, target, request.lock):
+        return ()
+    said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
+    return (Message("install.comes-into-force", said),)
+
+
+def _fetches_from_own_index(job: InstallJob, tools: Tools) -> bool:
+    """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
+    if tools.wheels:
+        return False
+    packages = (each for each in job.request.lock.packages if each.index and each.name not in tools.in_links)
+    words = {f"{package.name}=={package.version}" for package in packages}
+    puts_in = [step for step in job.steps if any(words.intersection(want.of) for want in step.done_when)]
+    return any(unmet(step, job.request.resolver.host) for step in puts_in)
 
 
 def _lacks(job: InstallJob, options: InstallOptions) -> Iterator[NothingFits]:
@@ -276,102 +372,6 @@ def _is_objection(check: str, needs_cann: bool) -> bool:
 def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
     """A sentence each, with the check that says it."""
     return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
-
-
-def manifest_request(request: Request) -> dict[str, Any]:
-    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
-    empty = Request()
-    of_host: dict[str, Any] = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
-    said = asdict(replace(request, origins={}, **of_host))
-    return {name: value for name, value in said.items() if value != getattr(empty, name)}
-
-
-def _plan_dry_run(request: InstallRequest, options: InstallOptions, *, as_script: bool = False) -> InstallJob:
-    """A plan that is only shown: what is not here is called by its usual name.
-
-    A script may run later, and again after it was stopped: what is present now says nothing for it.
-    """
-    stack, host = request.stack, request.resolver.host
-    target = _target(request, options)
-    is_for_here = stack.platform.arch == platform.machine()
-    if is_for_here and target.kind != "existing":
-        check_content(host, target)
-        require_same(host, target, request.lock, is_replacing=options.is_replacing)
-    request = replace(request, lock=kept_lock(host, target, request.lock))
-    python = options.base_python or f"python{stack.platform.python}"
-    if is_for_here and target.kind == "venv":
-        with suppress(NothingFits):
-            python = _base_python(request, options)
-    tools = replace(_tools(request, target, options, python=python), conda="conda")
-    return _planned(request, target, options, replace(tools, present=None) if as_script else tools)
-
-
-def _target(request: InstallRequest, options: InstallOptions) -> EnvironmentPlace:
-    """Where it goes. Raises BadInput for a Python whose environment cannot take the stack."""
-    host = request.resolver.host
-    if options.into is not None:
-        return existing_target(host, options.into, request.lock, request.stack)
-    return target_for(request.lock, host.environ(), options.target)._replace(kind=options.kind)
-
-
-def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, *, python: str) -> Tools:
-    resolver, bundle = request.resolver, request.bundle
-    given = {**(bundle.sources if bundle else {}), **options.given}
-    labelled = [(package.name, package.version) for package in request.lock.packages if package.index]
-    links = wheels_in_links(resolver.host, resolver.settings, labelled, request.stack.platform)
-    tools = Tools(
-        base_python=python,
-        uv=resolver.uv,
-        settings=for_uv(resolver.settings),
-        indexes=resolver.indexes,
-        in_links={} if bundle else links,
-        wheels=bundle.wheels if bundle else "",
-        given=given,
-        digests=digests_of(resolver.host, given, request.stack, sys.executable),
-        present=present_in(resolver.host, target, request.stack.platform.python) if target.kind == "existing" else None,
-    )
-    return keep_supplied(resolver.host, request.stack, request.lock, target, tools)
-
-
-def _planned(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, tools: Tools) -> InstallJob:
-    prerequisites = _prerequisites(request, target, options)
-    plan = planning.plan_install(
-        request.stack,
-        request.lock,
-        target,
-        tools,
-        activation=render_activations(request.stack, target.root),
-        request=manifest_request(request.request),
-        before=prerequisites.steps,
-        is_repairing=options.is_repairing,
-    )
-    host, steps = request.resolver.host, chosen(plan, options.only_step, options.from_step)
-    notes = (
-        *damage_of(host, target),
-        *_switched(request, target),
-        *prerequisites.notes,
-        *replaced_packages(host, target, plan),
-    )
-    return InstallJob(request, target, plan, steps, notes)
-
-
-def _switched(request: InstallRequest, target: EnvironmentPlace) -> tuple[Message, ...]:
-    """That an environment which is there already takes the place of the one in force, as after a rollback."""
-    before = points_to(Path(target.link)) if target.link else ""
-    if not before or before == Path(target.root).name or not is_complete(request.resolver.host, target, request.lock):
-        return ()
-    said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
-    return (Message("install.comes-into-force", said),)
-
-
-def _prerequisites(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions) -> Prerequisites:
-    """What the environment stands on: the system's packages and CANN. Asked of this machine only if it is meant."""
-    stack, host = request.stack, request.resolver.host
-    files = (*(request.bundle.cann_files if request.bundle else ()), *options.cann_files)
-    if stack.platform.arch != platform.machine():
-        return cann_steps(host, stack, files, target) if files else Prerequisites()
-    of_system = system_steps(stack, look_at_system(host, stack), is_allowed=options.with_system)
-    return of_system + cann_steps(host, stack, files, target)
 
 
 def _is_proven(job: InstallJob) -> bool:
