@@ -340,7 +340,8 @@ def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan:
         raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
     found = failed_checks(host, stack, target.python)
     if found:
-        said = {"path": target.root, "why": _reasons(found)}
+        why = tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
+        said = {"path": target.root, "why": why}
         hint = {"python": target.python, "stack": stack.name}
         raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
 
@@ -367,11 +368,6 @@ def _is_objection(check: str, needs_cann: bool) -> bool:
     if not check.startswith(_CHECKED_AREAS) or check in _OF_SESSION or check == "python.made":
         return False
     return not (needs_cann and check.endswith("-imports"))
-
-
-def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
-    """A sentence each, with the check that says it."""
-    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
 
 
 def _is_proven(job: InstallJob) -> bool:

@@ -21,6 +21,7 @@ from npuenv.cluster.mesh.running import LIMIT_S
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.report.mesh import brief, lines, render_html
+from npuenv.terminal.options import chosen_format
 from npuenv.terminal.output import require_writable, write
 from npuenv.terminal.run import as_json
 
@@ -74,9 +75,7 @@ def command(
     """
     if is_full and is_sampled:
         raise BadInput(Message("mesh.two-modes"), Message("mesh.two-modes-hint"))
-    if ui.is_json and form not in (None, "json"):
-        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
-    form = form or ("json" if ui.is_json else _format_of(out))
+    form = chosen_format(ui, form, _format_of(out))
     ui = replace(ui, is_json=form == "json" and out is None)
     if out is not None:
         require_writable(out)

@@ -68,7 +68,9 @@ class HelpfulCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                by_section[_section_of(param)].append(record)
+                names = (*param.opts, *param.secondary_opts)
+                section = next((_SECTION_OF[name] for name in names if name in _SECTION_OF), OTHERS)
+                by_section[section].append(record)
         for section, records in by_section.items():
             if records:
                 with formatter.section(section):
@@ -134,11 +136,6 @@ def first_sentence(command: click.Command) -> str:
     """The first paragraph of a command's help, in one line and without its full stop."""
     paragraph = (command.help or "").strip().partition("\n\n")[0]
     return " ".join(paragraph.split()).removesuffix(".")
-
-
-def _section_of(param: click.Parameter) -> str:
-    """The section of an option, by its long names."""
-    return next((_SECTION_OF[name] for name in (*param.opts, *param.secondary_opts) if name in _SECTION_OF), OTHERS)
 
 
 def common_options(command: Command, *, has_document: bool = True) -> Command:
@@ -257,6 +254,15 @@ def refuse_with(other: str, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value:
             raise BadInput(Message("lock.not-with", {"option": option, "other": other}))
+
+
+def require_one(**options: object) -> str | None:
+    """The one option that was given, or None. Raises BadInput for two: they exclude each other."""
+    named = [name for name, value in options.items() if value]
+    if len(named) > 1:
+        said = {"one": named[0], "other": named[1]}
+        raise BadInput(Message("install.one-of", said), Message("install.one-of-hint", said))
+    return named[0] if named else None
 
 
 def options_of(request: Request) -> dict[str, object]:

@@ -70,10 +70,8 @@ def command(
         raise BadInput(Message("lock.one-stack", {"words": more}))
     _check_form(form, bundle, options.out)
     whole = "--verify" if verify else "--all" if is_all else ""
-    if whole and form != "toml":
-        raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
-    if whole and installed is not None:
-        raise BadInput(Message("lock.not-with", {"option": "--installed", "other": whole}))
+    if whole:
+        refuse_with(whole, {"--format": form != "toml", "--installed": installed is not None})
     if verify:
         given = {"--all": is_all, "--fill": options.fill, "--renew": options.renew}
         given |= {"--out": options.out is not None, "--offline": options.is_offline}

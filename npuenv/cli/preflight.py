@@ -11,6 +11,7 @@ from npuenv import app, report
 from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.terminal.options import chosen_format
 
 if TYPE_CHECKING:
     from npuenv.app import PreflightResult
@@ -51,9 +52,7 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     Exit codes: 0 no errors (warnings are allowed), 1 errors, 2 unreadable, 3 no errors found but the release is
     unknown, so most rules did not apply.
     """
-    form = form or ("json" if ui.is_json else "text")
-    if ui.is_json and form != "json":
-        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
+    form = chosen_format(ui, form)
     asked = app.PreflightOptions(**options)
     if asked.is_fixing and form in ("sarif", "junit"):
         raise BadInput(Message("preflight.fix-no-sarif"))

@@ -231,13 +231,14 @@ class StepProgress(Progress):
 
     def _print(self, key: str, **args: object) -> None:
         self._has_printed = True
+        self._say(key, args)
+
+    def _say(self, key: str, args: dict[str, object]) -> None:
         self._console.print(say(Message(key, args), self._ui.lang), markup=False, soft_wrap=True)
 
     def waiting(self, path: str, pids: tuple[int, ...]) -> None:
-        key = "execute.waiting-for" if pids else "execute.waiting"
         if not self._ui.is_quiet:
-            text = say(Message(key, {"path": path, **({"pids": pids} if pids else {})}), self._ui.lang)
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._say("execute.waiting-for" if pids else "execute.waiting", {"path": path, "pids": pids})
 
     def _wait(self, head: str, seconds: float) -> None:
         """A plain line now and then, so that a log shows that a long step is alive."""
@@ -245,8 +246,7 @@ class StepProgress(Progress):
             return
         self._next_s = seconds + _EVERY_S
         key = "install.still-at-work" if self._last else "install.still-at-work-silent"
-        text = say(Message(key, {"head": head, "seconds": f"{seconds:.0f}", "line": self._last}), self._ui.lang)
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._say(key, {"head": head, "seconds": f"{seconds:.0f}", "line": self._last})
 
     def _line(self, head: str, text: str) -> None:
         text = clean(text.rstrip())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import FILE, HelpfulCommand, Ui, absolute, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, absolute, common_options, require_one
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
@@ -98,9 +98,7 @@ def command(
     a card.
     """
     settings_given = with_options(parse_settings(settings), options)
-    if target and stack:
-        args = {"one": "--target", "other": "--stack"}
-        raise BadInput(Message("install.one-of", args), Message("install.one-of-hint", args))
+    require_one(**{"--target": target, "--stack": stack})
     if backend == "builtin" and model is not None:
         raise BadInput(Message("smoke.backend-model-alone"))
     if attest is not None and not app.training.has_cards():  # before the minutes of a run

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import LANGUAGES, Message, language_from_environment, say
@@ -149,11 +149,14 @@ def run_command(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
         return report_interrupt(argv)
     except BrokenPipeError:
         # The reader went away (`| head`). Python would complain once more when it flushes stdout at exit.
-        _silence(sys.stdout)
+        _silence_stdout()
         return 128 + 13
     except OSError as error:
         code = _report_os_error(error, lang=_lang_of(words), is_json=_wants_json(words))
-        _silence_if_stuck(sys.stdout)
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would complain at exit about what it does not take
+            _silence_stdout()
         return code
 
 
@@ -187,7 +190,7 @@ def report_interrupt(argv: list[str] | None) -> int:
             print(say(Message("cli.interrupted"), _lang_of(words)), file=sys.stderr, flush=True)
         sys.stdout.flush()
         return int(ExitCode.INTERRUPTED)
-    _silence(sys.stdout)
+    _silence_stdout()
     return int(ExitCode.INTERRUPTED)
 
 
@@ -216,17 +219,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(encoding="utf-8" if is_ascii else None, errors="backslashreplace")
 
 
-def _silence(stream: TextIO) -> None:
+def _silence_stdout() -> None:
     """Sends what is still to be flushed into nothing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _silence_if_stuck(stream: TextIO) -> None:
-    """Keeps Python from complaining at exit about what a stream did not take."""
-    try:
-        stream.flush()
-    except OSError:
-        _silence(stream)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _require_text(words: list[str]) -> None:
