@@ -313,12 +313,8 @@ def _replaced_by_wheels(step: Step, present: Mapping[str, str]) -> list[tuple[st
     found = []
     for name, version in wanted.items():
         before = present.get(name)
-        if before is None:
-            found.append(("new", name, f"{name} {version}"))
-        elif before == version:
-            found.append(("again", name, f"{name} {version}"))
-        else:
-            found.append(("version", name, f"{name} {before} -> {version}"))
+        kind = "new" if before is None else "again" if before == version else "version"
+        found.append((kind, name, f"{name} {before} -> {version}" if kind == "version" else f"{name} {version}"))
     return found
 
 

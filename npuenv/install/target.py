@@ -49,23 +49,10 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), sys.prefix
 """
 # MiB on disk after installation, measured; other packages count as _OTHER_MIB.
 _HEAVY_MIB = {
-    "torch": 715,
-    "ray": 205,
-    "pyarrow": 165,
-    "transformers": 60,
-    "torch-npu": 120,
-    "triton-ascend": 250,
-    "sympy": 30,
-    "scipy": 120,
-    "pandas": 75,
-    "numpy": 62,
-    "opencv-python-headless": 190,
-    "llvmlite": 170,
-    "torchvision": 30,
-    "wandb": 70,
-    "vllm": 60,
-    "modelscope": 60,
-}
+    "torch": 715, "ray": 205, "pyarrow": 165, "transformers": 60, "torch-npu": 120, "triton-ascend": 250,
+    "sympy": 30, "scipy": 120, "pandas": 75, "numpy": 62, "opencv-python-headless": 190, "llvmlite": 170,
+    "torchvision": 30, "wandb": 70, "vllm": 60, "modelscope": 60,
+}  # fmt: skip
 _OTHER_MIB = 4
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
