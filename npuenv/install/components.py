@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 
 
 LAST = "triton-ascend"
+UNPACKER = "unpacker.py"
+_VERSION = re.compile(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?")
+_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # a note about a source from no repository
+_ALL_PLACES = (*INDEX_VARIABLES, "UV_FIND_LINKS")
+_NETWORK = tuple(
+    spelling
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for spelling in (name, name.upper())
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +103,6 @@ class Making:
     def source(self, name: str) -> GitSource:
         """The stack's source of that name. Raises: StopIteration without one, which the stack's order rules out."""
         return next(s for s in self.stack.git_sources if canonicalize_name(s.name) == canonicalize_name(name))
-
-
-_ALL_PLACES = (*INDEX_VARIABLES, "UV_FIND_LINKS")
-_NETWORK = tuple(
-    spelling
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-    for spelling in (name, name.upper())
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +222,6 @@ def _uv_settings(making: Making, location: _Location) -> tuple[list[str], dict[s
 def _complete_want(making: Making, packages: Sequence[LockedPackage]) -> Condition:
     names = (f"{package.name}=={package.version}" for package in packages)
     return Condition("env.dists", (making.target.root, *making.over, *names), "complete")
-
-
-UNPACKER = "unpacker.py"
-_VERSION = re.compile(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?")
-_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # a note about a source from no repository
 
 
 def source_steps(making: Making, item: BuildStep, source: GitSource) -> list[Step]:

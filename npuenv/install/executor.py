@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _GRACE_S = 1.0
 _WAITING_S = 1.0
+_TAIL_BYTES = 1 << 16
 _NOT_DONE = "execute.not-done-after"
 # Errors about the target folder that a second attempt cannot fix.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -362,9 +363,6 @@ def _note(session: ExecutionContext, step: Step, state: str, *, is_best_effort: 
     except OSError as error:
         if not is_best_effort:
             raise _failed(step, session, system_error(error, session.root)) from error
-
-
-_TAIL_BYTES = 1 << 16
 
 
 def failure_reason(text: str, action: Run, code: int) -> Message:

@@ -54,6 +54,8 @@ _HEAVY_MIB = {
     "torchvision": 30, "wandb": 70, "vllm": 60, "modelscope": 60,
 }  # fmt: skip
 _OTHER_MIB = 4
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+_TIMEOUT_S = 600.0
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
@@ -284,10 +286,6 @@ def _require_room(host: Host, location: str, packages: Iterable[LockedPackage], 
     if free_mib < wanted_mib:
         args = {"path": location, "free": free_mib, "wanted": wanted_mib}
         raise BadInput(Message("plan.disk-too-small", args), hint)
-
-
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-_TIMEOUT_S = 600.0
 
 
 def digests_of(host: Host, given: Mapping[str, str], stack: Stack, python: str) -> dict[str, str]:
