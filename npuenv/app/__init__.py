@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         installation,
         launches,
         locking,
-        locks,
         resolution,
         training,
         updates,
@@ -32,13 +31,11 @@ if TYPE_CHECKING:
     from npuenv.app.installation import install, preview
     from npuenv.app.launches import PreflightOptions, preflight, render_launch, write_launch
     from npuenv.app.locking import lock_published, verify_locks
-    from npuenv.app.locks import LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
     from npuenv.app.progress import InstallOptions, InstallResult, Progress
-    from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
-    from npuenv.app.ray_start import RayStartOptions, start_ray
-    from npuenv.app.resolution import ConflictError, resolve
+    from npuenv.app.ray_nodes import RayOptions, RayResult, RayStartOptions, ray_nodes_status, start_ray, stop_ray
+    from npuenv.app.resolution import LockOptions, lock, lock_request, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
     from npuenv.bundle.make import BundleOptions
@@ -46,68 +43,18 @@ if TYPE_CHECKING:
     from npuenv.preflight.fixing import PreflightResult
     from npuenv.render.container.description import ContainerOptions
     from npuenv.render.launch.job import LaunchOptions
+    from npuenv.resolve.types import ConflictError
 
 __all__ = [
-    "BundleOptions",
-    "BundleResult",
-    "ConflictError",
-    "ContainerOptions",
-    "DoctorOptions",
-    "DoctorResult",
-    "FixOptions",
-    "FixResult",
-    "ImageOptions",
-    "InstallOptions",
-    "InstallResult",
-    "LaunchOptions",
-    "LockOptions",
-    "LockedRequest",
-    "MeshOptions",
-    "NodesOptions",
-    "PreflightOptions",
-    "PreflightResult",
-    "Progress",
-    "RayOptions",
-    "RayResult",
-    "RayStartOptions",
-    "SmokeOptions",
-    "SmokeResult",
-    "bundle",
-    "bundling",
-    "checkup",
-    "doctor",
-    "doctor_nodes",
-    "examine",
-    "fix",
-    "images",
-    "install",
-    "installation",
-    "launches",
-    "lock",
-    "lock_published",
-    "lock_request",
-    "locking",
-    "locks",
-    "ping_mesh",
-    "preflight",
-    "preview",
-    "preview_bundle",
-    "ray_nodes_status",
-    "render_docker",
-    "render_launch",
-    "repair",
-    "resolution",
-    "resolve",
-    "roll_back",
-    "smoke_train",
-    "start_ray",
-    "stop_ray",
-    "training",
-    "update",
-    "updates",
-    "verify_locks",
-    "write_launch",
-]
+    "BundleOptions", "BundleResult", "ConflictError", "ContainerOptions", "DoctorOptions", "DoctorResult",
+    "FixOptions", "FixResult", "ImageOptions", "InstallOptions", "InstallResult", "LaunchOptions", "LockOptions",
+    "LockedRequest", "MeshOptions", "NodesOptions", "PreflightOptions", "PreflightResult", "Progress", "RayOptions",
+    "RayResult", "RayStartOptions", "SmokeOptions", "SmokeResult", "bundle", "bundling", "checkup", "doctor",
+    "doctor_nodes", "examine", "fix", "images", "install", "installation", "launches", "lock", "lock_published",
+    "lock_request", "locking", "ping_mesh", "preflight", "preview", "preview_bundle", "ray_nodes_status",
+    "render_docker", "render_launch", "repair", "resolution", "resolve", "roll_back", "smoke_train", "start_ray",
+    "stop_ray", "training", "update", "updates", "verify_locks", "write_launch",
+]  # fmt: skip
 # The public names of each module. None has the name of a module: importing that would take its place.
 _MODULES = {
     "bundling": ("BundleOptions", "BundleResult", "bundle", "preview_bundle"),
@@ -117,20 +64,17 @@ _MODULES = {
     "images": ("ContainerOptions", "ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
     "launches": (
-        *("LaunchOptions", "PreflightOptions", "PreflightResult"),
-        *("preflight", "render_launch", "write_launch"),
+        "LaunchOptions", "PreflightOptions", "PreflightResult", "preflight", "render_launch", "write_launch",
     ),
     "locking": ("lock_published", "verify_locks"),
-    "locks": ("LockOptions", "LockedRequest", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
     "progress": ("InstallOptions", "InstallResult", "Progress"),
-    "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
-    "ray_start": ("RayStartOptions", "start_ray"),
-    "resolution": ("ConflictError", "resolve"),
+    "ray_nodes": ("RayOptions", "RayResult", "RayStartOptions", "ray_nodes_status", "start_ray", "stop_ray"),
+    "resolution": ("ConflictError", "LockOptions", "LockedRequest", "lock", "lock_request", "resolve"),
     "training": ("SmokeOptions", "SmokeResult", "smoke_train"),
     "updates": ("repair", "roll_back", "update"),
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

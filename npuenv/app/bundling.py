@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npuenv.app import locks, resolution
+from npuenv.app import resolution
 from npuenv.app.progress import BundleProgress, Progress
 from npuenv.bundle.fetch import still_to_fetch
 from npuenv.bundle.layout import Manifest, request_values
@@ -69,10 +69,10 @@ def _open_request(request: Request, options: BundleOptions, progress: Progress) 
     """The stack and its lock, with the user's files. Raises BadInput for what does not fit the stack."""
     if options.out:
         check_place(options.out)
-    resolver = locks.this_resolver(progress)
+    resolver = resolution.this_resolver(progress)
     request = resolution.for_this_machine(request, frozenset({"hardware"}))
     stack = resolution.resolve(request)
-    lock = locks.lock(stack, resolver, fill=options.fill, progress=progress)
+    lock = resolution.lock(stack, resolver, fill=options.fill, progress=progress)
     require_complete(lock, resolver, request)
     given, left_out = check_sources(stack, options.given, options.left_out)
     if options.python_archive:

@@ -16,12 +16,13 @@ from npuenv.checks import Status
 from npuenv.core.errors import ExitCode, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan
+from npuenv.facts.conditions import unmet
 from npuenv.facts.pip import UvSettings
 from npuenv.host.local import LocalHost, sourced
 from npuenv.host.recorded import load_capture
 from npuenv.host.writing import cannot_save, write_whole
 from npuenv.install.environments import data_folder
-from npuenv.install.executor import Event, ExecutionContext, execute, unmet
+from npuenv.install.executor import Event, ExecutionContext, execute
 from npuenv.install.fix_plan import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import FixOutcome
@@ -127,11 +128,7 @@ def fix_findings(
 
 
 def _compared(
-    planned: FixOutcome,
-    found: list[Finding],
-    before: DoctorResult,
-    after: DoctorResult,
-    in_shell: DoctorResult | None,
+    planned: FixOutcome, found: list[Finding], before: DoctorResult, after: DoctorResult, in_shell: DoctorResult | None
 ) -> FixOutcome:
     """What is well now, what will be in the user's shell, what is not, and what fails that did not."""
     now = {finding.check: finding.status for finding in after.findings}

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from npuenv.app import locks, resolution
+from npuenv.app import resolution
 from npuenv.app.progress import SILENT, Progress
 from npuenv.bundle.zipapp import content
 from npuenv.lock.store import find_lock
@@ -96,7 +96,7 @@ def render_docker(request: Request, options: ImageOptions | None = None, progres
 
 
 def _image(stacks: dict[str, Stack], options: ImageOptions, progress: Progress) -> dict[str, str | bytes]:
-    found = {arch: locks.lock(stack, progress=progress) for arch, stack in stacks.items()}
+    found = {arch: resolution.lock(stack, progress=progress) for arch, stack in stacks.items()}
     texts = docker.render_docker(
         stacks,
         found,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.app import locks, resolution
+from npuenv.app import resolution
 from npuenv.app.examine import FRAMEWORKS
 from npuenv.app.progress import (
     SILENT,
@@ -25,18 +25,16 @@ from npuenv.app.progress import (
     InstallResult,
     Progress,
 )
-from npuenv.checks import Finding, Status, check_all
 from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
-from npuenv.facts.conditions import going_out
+from npuenv.facts.conditions import going_out, unmet
 from npuenv.facts.manifest import describe
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
 from npuenv.install import executor, planning
 from npuenv.install.components import Tools
 from npuenv.install.environments import EnvironmentPlace, data_folder, is_complete, points_to, remember, target_for
-from npuenv.install.executor import chosen, unmet
+from npuenv.install.executor import chosen
 from npuenv.install.planning import FINISH, MEND, VERIFY, keep_supplied, replaced_packages
 from npuenv.install.prerequisites import Prerequisites, cann_steps, look_at_system, system_steps, with_found_cann
 from npuenv.install.target import (
@@ -61,6 +59,7 @@ from npuenv.resolve.types import Request, Stack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npuenv.checks import Finding
     from npuenv.core.plan import Plan
     from npuenv.host import Host
 
@@ -70,46 +69,6 @@ _CHECKED_AREAS = ("python.", "stack.")
 _CHECKED_GROUPS = frozenset({"python", "cann", "machine"})
 # Of the session and not of the packages: they hold in the shell that sources the activation script.
 _OF_SESSION = ("stack.settings", "stack.cann")
-
-
-def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan: Plan) -> None:
-    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
-
-    Asked before the last step too, because that can be asked for alone.
-    """
-    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
-        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
-    found = failed_checks(host, stack, target.python)
-    if found:
-        said = {"path": target.root, "why": _reasons(found)}
-        hint = {"python": target.python, "stack": stack.name}
-        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
-
-
-def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
-    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
-
-    The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
-    an activated shell only: that they fail here explains which libraries are missing, and is no objection.
-    """
-    needs_cann = bool(stack.cann_root)
-    framework = stack.framework if stack.framework in FRAMEWORKS else None
-    facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_CHECKED_GROUPS)
-    found = check_all(facts, framework=framework, level=1, stack=stack)
-    return tuple(
-        finding for finding in found if finding.status is Status.FAIL and _is_objection(finding.check, needs_cann)
-    )
-
-
-def _is_objection(check: str, needs_cann: bool) -> bool:
-    if not check.startswith(_CHECKED_AREAS) or check in _OF_SESSION or check == "python.made":
-        return False
-    return not (needs_cann and check.endswith("-imports"))
-
-
-def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
-    """A sentence each, with the check that says it."""
-    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
 
 
 def install(request: Request, options: InstallOptions | None = None, progress: Progress = SILENT) -> InstallResult:
@@ -159,7 +118,7 @@ def script_of(request: Request, options: InstallOptions, progress: Progress, *, 
 @contextmanager
 def open_request(request: Request, options: InstallOptions, progress: Progress) -> Iterator[InstallRequest]:
     """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
-    resolver = locks.this_resolver(progress)
+    resolver = resolution.this_resolver(progress)
     if options.bundle is None:
         asked, request = request, resolution.for_this_machine(request)
         stack = with_found_cann(resolver.host, resolution.resolve(request))
@@ -169,7 +128,7 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
             # An environment's own lock also says where what it built came from.
             stack, lock = as_locked(stack, options.lock), options.lock
         else:
-            lock = locks.lock(stack, resolver, fill=options.fill, progress=progress)
+            lock = resolution.lock(stack, resolver, fill=options.fill, progress=progress)
             stack, lock = for_chip(stack, lock, options.given)
         yield InstallRequest(stack, lock, resolver, request)
         return
@@ -204,85 +163,6 @@ def plan_install(request: InstallRequest, options: InstallOptions) -> InstallJob
     if _fetches_from_own_index(job, tools):
         require_sources(stack, request.lock, resolver)
     return job
-
-
-def _fetches_from_own_index(job: InstallJob, tools: Tools) -> bool:
-    """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
-    if tools.wheels:
-        return False
-    packages = (each for each in job.request.lock.packages if each.index and each.name not in tools.in_links)
-    words = {f"{package.name}=={package.version}" for package in packages}
-    puts_in = [step for step in job.steps if any(words.intersection(want.of) for want in step.done_when)]
-    return any(unmet(step, job.request.resolver.host) for step in puts_in)
-
-
-def _base_python(request: InstallRequest, options: InstallOptions) -> str:
-    """The interpreter that an environment of its own is made from. Raises BadInput (unfit option), NothingFits."""
-    stack, host = request.stack, request.resolver.host
-    chosen = options.base_python or _running(stack)
-    try:
-        return find_python(host, stack.platform.python, stack.platform.arch, chosen)
-    except NothingFits as error:
-        if request.bundle is None or not request.bundle.python_archive:
-            raise
-        raise NothingFits(error.message, Message("install.bundled-python", {"path": options.bundle})) from error
-
-
-def _lacks(job: InstallJob, options: InstallOptions) -> Iterator[NothingFits]:
-    """What would end an installation from here before it begins, where no index has to be asked for it."""
-    request = job.request
-    try:
-        require_complete(request.lock, request.resolver, request.request)
-    except NothingFits as error:
-        yield error
-    if request.stack.platform.arch == platform.machine() and job.target.kind == "venv":
-        try:
-            _base_python(request, options)
-        except NothingFits as error:
-            yield error
-
-
-def execute(job: InstallJob, options: InstallOptions, progress: Progress) -> InstallResult:
-    """Executes a plan while its request is open, and remembers the environment. Raises StepFailed, BadInput."""
-    resolver, target = job.request.resolver, job.target
-    session = executor.ExecutionContext(
-        resolver.host,
-        target.root,
-        settings=for_uv(resolver.settings),
-        tell=progress.step,
-        wait=partial(progress.waiting, target.root),
-        again=options.again,
-        proofs=_proofs(job),
-    )
-    outcome = executor.execute(job.plan, session, only=options.only_step, start_at=options.from_step)
-    remember(Path(target.root), Path(data_folder(resolver.host.environ())))
-    is_proven = _is_proven(job)
-    return InstallResult(job, outcome, is_proven, _foreign(target) if is_proven else ())
-
-
-def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
-    """Step id -> what must pass before it acts: what goes out can come back, and nothing unproven comes into force."""
-    request, resolver = job.request, job.request.resolver
-
-    def require_what_goes_in_again() -> None:
-        if request.bundle is None:
-            want = next(want for step in job.plan.steps if step.id == MEND for want in step.done_when)
-            out = going_out(resolver.host, want).value
-            require_sources(request.stack, request.lock, resolver, only=out)
-
-    def verify() -> None:
-
-        verify_environment(resolver.host, request.stack, job.target, job.plan)
-
-    return {MEND: require_what_goes_in_again, FINISH: verify}
-
-
-def manifest_request(request: Request) -> dict[str, Any]:
-    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
-    empty = Request()
-    of_host: dict[str, Any] = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
-    said = asdict(replace(request, origins={}, **of_host))
-    return {name: value for name, value in said.items() if value != getattr(empty, name)}
 
 
 def _plan_dry_run(request: InstallRequest, options: InstallOptions, *, as_script: bool = False) -> InstallJob:
@@ -332,6 +212,19 @@ def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOp
     return keep_supplied(resolver.host, request.stack, request.lock, target, tools)
 
 
+def _base_python(request: InstallRequest, options: InstallOptions) -> str:
+    """The interpreter that an environment of its own is made from. Raises BadInput (unfit option), NothingFits."""
+    stack, host = request.stack, request.resolver.host
+    # This process's own interpreter, where it is of the wanted version, is known to work.
+    running = sys.executable if stack.platform.python == f"{sys.version_info.major}.{sys.version_info.minor}" else None
+    try:
+        return find_python(host, stack.platform.python, stack.platform.arch, options.base_python or running)
+    except NothingFits as error:
+        if request.bundle is None or not request.bundle.python_archive:
+            raise
+        raise NothingFits(error.message, Message("install.bundled-python", {"path": options.bundle})) from error
+
+
 def _planned(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, tools: Tools) -> InstallJob:
     prerequisites = _prerequisites(request, target, options)
     plan = planning.plan_install(
@@ -354,13 +247,12 @@ def _planned(request: InstallRequest, target: EnvironmentPlace, options: Install
     return InstallJob(request, target, plan, steps, notes)
 
 
-def _switched(request: InstallRequest, target: EnvironmentPlace) -> tuple[Message, ...]:
-    """That an environment which is there already takes the place of the one in force, as after a rollback."""
-    before = points_to(Path(target.link)) if target.link else ""
-    if not before or before == Path(target.root).name or not is_complete(request.resolver.host, target, request.lock):
-        return ()
-    said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
-    return (Message("install.comes-into-force", said),)
+def manifest_request(request: Request) -> dict[str, Any]:
+    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
+    empty = Request()
+    of_host: dict[str, Any] = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
+    said = asdict(replace(request, origins={}, **of_host))
+    return {name: value for name, value in said.items() if value != getattr(empty, name)}
 
 
 def _prerequisites(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions) -> Prerequisites:
@@ -373,10 +265,109 @@ def _prerequisites(request: InstallRequest, target: EnvironmentPlace, options: I
     return of_system + cann_steps(host, stack, files, target)
 
 
-def _running(stack: Stack) -> str | None:
-    """This process's own interpreter where it is of the wanted version: it is known to work."""
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return sys.executable if running == stack.platform.python else None
+def _switched(request: InstallRequest, target: EnvironmentPlace) -> tuple[Message, ...]:
+    """That an environment which is there already takes the place of the one in force, as after a rollback."""
+    before = points_to(Path(target.link)) if target.link else ""
+    if not before or before == Path(target.root).name or not is_complete(request.resolver.host, target, request.lock):
+        return ()
+    said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
+    return (Message("install.comes-into-force", said),)
+
+
+def _fetches_from_own_index(job: InstallJob, tools: Tools) -> bool:
+    """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
+    if tools.wheels:
+        return False
+    packages = (each for each in job.request.lock.packages if each.index and each.name not in tools.in_links)
+    words = {f"{package.name}=={package.version}" for package in packages}
+    puts_in = [step for step in job.steps if any(words.intersection(want.of) for want in step.done_when)]
+    return any(unmet(step, job.request.resolver.host) for step in puts_in)
+
+
+def _lacks(job: InstallJob, options: InstallOptions) -> Iterator[NothingFits]:
+    """What would end an installation from here before it begins, where no index has to be asked for it."""
+    request = job.request
+    try:
+        require_complete(request.lock, request.resolver, request.request)
+    except NothingFits as error:
+        yield error
+    if request.stack.platform.arch == platform.machine() and job.target.kind == "venv":
+        try:
+            _base_python(request, options)
+        except NothingFits as error:
+            yield error
+
+
+def execute(job: InstallJob, options: InstallOptions, progress: Progress) -> InstallResult:
+    """Executes a plan while its request is open, and remembers the environment. Raises StepFailed, BadInput."""
+    resolver, target = job.request.resolver, job.target
+    session = executor.ExecutionContext(
+        resolver.host,
+        target.root,
+        settings=for_uv(resolver.settings),
+        tell=progress.step,
+        wait=partial(progress.waiting, target.root),
+        again=options.again,
+        proofs=_proofs(job),
+    )
+    outcome = executor.execute(job.plan, session, only=options.only_step, start_at=options.from_step)
+    remember(Path(target.root), Path(data_folder(resolver.host.environ())))
+    is_proven = _is_proven(job)
+    own = describe(LocalHost(), target.root) if is_proven else None
+    return InstallResult(job, outcome, is_proven, own.verified.strangers if own and own.verified else ())
+
+
+def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
+    """Step id -> what must pass before it acts: what goes out can come back, and nothing unproven comes into force."""
+    request, resolver = job.request, job.request.resolver
+
+    def require_what_goes_in_again() -> None:
+        if request.bundle is None:
+            want = next(want for step in job.plan.steps if step.id == MEND for want in step.done_when)
+            out = going_out(resolver.host, want).value
+            require_sources(request.stack, request.lock, resolver, only=out)
+
+    verify = partial(verify_environment, resolver.host, request.stack, job.target, job.plan)
+    return {MEND: require_what_goes_in_again, FINISH: verify}
+
+
+def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan: Plan) -> None:
+    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
+
+    Asked before the last step too, because that can be asked for alone.
+    """
+    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
+        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
+    found = failed_checks(host, stack, target.python)
+    if found:
+        why = tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)
+        said = {"path": target.root, "why": why}
+        hint = {"python": target.python, "stack": stack.name}
+        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
+
+
+def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
+    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
+
+    The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
+    an activated shell only: that they fail here explains which libraries are missing, and is no objection.
+    """
+    from npuenv.checks import Status, check_all  # plans do without all checks
+    from npuenv.facts.collect import collect
+
+    needs_cann = bool(stack.cann_root)
+    framework = stack.framework if stack.framework in FRAMEWORKS else None
+    facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_CHECKED_GROUPS)
+    found = check_all(facts, framework=framework, level=1, stack=stack)
+    return tuple(
+        finding for finding in found if finding.status is Status.FAIL and _is_objection(finding.check, needs_cann)
+    )
+
+
+def _is_objection(check: str, needs_cann: bool) -> bool:
+    if not check.startswith(_CHECKED_AREAS) or check in _OF_SESSION or check == "python.made":
+        return False
+    return not (needs_cann and check.endswith("-imports"))
 
 
 def _is_proven(job: InstallJob) -> bool:
@@ -384,9 +375,3 @@ def _is_proven(job: InstallJob) -> bool:
     host, is_part = job.request.resolver.host, job.steps != job.plan.steps
     verify = [step for step in job.plan.steps if step.id == VERIFY and is_part]
     return is_complete(host, job.target, job.request.lock) and not any(unmet(step, host) for step in verify)
-
-
-def _foreign(target: EnvironmentPlace) -> tuple[str, ...]:
-    """Files of no package that run code whenever the environment's Python starts."""
-    own = describe(LocalHost(), target.root)
-    return own.verified.strangers if own is not None and own.verified is not None else ()

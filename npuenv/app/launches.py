@@ -25,9 +25,7 @@ from npuenv.preflight.reading import all_of, read_file, read_words
 from npuenv.preflight.rules import examine
 from npuenv.render.files import WrittenFiles, write_files
 from npuenv.render.launch.generate import FRAMEWORKS, launch, refuse_contradiction
-from npuenv.render.launch.generate import recipes as recipes
 from npuenv.render.launch.job import LaunchOptions, unknown
-from npuenv.render.launch.job import parse_overrides as parse_overrides
 from npuenv.render.launch.roll_recipe import release_of
 from npuenv.render.variables import RAY_FILES
 
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-_CHECKED_FRAMEWORKS = ("verl", "roll")
 _MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
 
 
@@ -134,11 +131,10 @@ def _parse_release(word: str | None) -> tuple[Framework | None, str | None]:
     """`verl==0.7.1` as framework and release; the release is None where none is named."""
     if word is None:
         return None, None
-
     framework, sign, release = word.partition("==")
     framework = framework.strip().lower()
-    if framework not in _CHECKED_FRAMEWORKS:
-        raise BadInput(Message("preflight.no-such-framework", {"name": word, "accepted": _CHECKED_FRAMEWORKS}))
+    if framework not in FRAMEWORKS:
+        raise BadInput(Message("preflight.no-such-framework", {"name": word, "accepted": FRAMEWORKS}))
     release = release.strip().removeprefix("v")
     if sign and is_far(framework, release):
         args = {"framework": framework, "release": release, "accepted": known_releases(framework)}
@@ -149,7 +145,6 @@ def _parse_release(word: str | None) -> tuple[Framework | None, str | None]:
 def _hardware(name: str | None) -> str | None:
     if name is None:
         return None
-
     matrix = load_matrix()
     row = matrix.hardware_asked_for(name)
     if row is None:
@@ -162,7 +157,7 @@ def _of_stack(name: str) -> tuple[Mapping[str, str], str | None]:
     """The packages and the hardware of a published stack. Raises BadInput with the nearest names."""
     stack = resolution.published(name)
     # ROLL is built from a repository in every stack: its release is the name of what is checked out.
-    sources = {each.name: each.ref.removeprefix("v") for each in stack.git_sources if each.name in _CHECKED_FRAMEWORKS}
+    sources = {each.name: each.ref.removeprefix("v") for each in stack.git_sources if each.name in FRAMEWORKS}
     return {**sources, **{pin.name: pin.version for pin in stack.pins}}, stack.platform.hardware
 
 
@@ -201,9 +196,6 @@ def _write_copy(path: Path, text: str, *, like: str) -> None:
             shutil.copymode(like, path)
     except OSError as error:
         raise cannot_save(path, error) from error
-
-
-NOTHING_WRITTEN = WrittenFiles()
 
 
 def render_launch(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.app import resolution
-from npuenv.app.locks import LockOptions, packages_below, this_resolver
 from npuenv.app.progress import LocksProgress
+from npuenv.app.resolution import LockOptions, this_resolver
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message
 from npuenv.lock import make, store
@@ -57,7 +57,14 @@ class InstalledComparison:
 
 def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:
     """What in an environment, or a folder of packages, departs from the lock. Raises BadInput for no such folder."""
-    return InstalledComparison(find_inconsistencies(packages_below(folder), stack, lock))
+    return InstalledComparison(find_inconsistencies(_packages_below(folder), stack, lock))
+
+
+def _packages_below(folder: Path) -> Path:
+    """The packages of an environment; a folder that is none holds them itself. Raises BadInput for no folder."""
+    if not folder.is_dir():
+        raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
+    return min(folder.glob("lib/python3.*/site-packages"), default=folder)
 
 
 def ways_out(found: LockedRequest) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -72,7 +79,7 @@ def lock_text(found: LockedRequest, form: str, folder: Path | None, out: Path | 
     """
     lock = found.lock
     if form == "cyclonedx":
-        licences = installed_licences(packages_below(folder)) if folder else {}
+        licences = installed_licences(_packages_below(folder)) if folder else {}
         return f"{lock.stack}.{lock.platform}.cdx.json", cyclonedx(lock, licences)
     if form == "requirements":
         return f"{lock.stack}.{lock.platform}.txt", requirements_txt(lock, found.resolver.indexes)
@@ -164,11 +171,7 @@ def _lock_all(
 
 def _may_be_chosen(published: Request, request: Request) -> bool:
     """False for a published stack that is left out whatever it resolves to: to resolve all takes seconds."""
-    pairs = [
-        (request.stack, published.stack),
-        (request.hardware, published.hardware),
-        (request.arch, published.arch),
-    ]
+    pairs = [(request.stack, published.stack), (request.hardware, published.hardware), (request.arch, published.arch)]
     pairs += [(request.python, published.python)] if published.python else []
     return all(wanted in (None, there) for wanted, there in pairs)
 

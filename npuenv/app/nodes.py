@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
 from npuenv.app.progress import NodesProgress
-from npuenv.app.resolution import ConflictError
 from npuenv.bundle.zipapp import content
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.consistency import check_consistency, check_identities
@@ -30,6 +29,7 @@ from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_f
 from npuenv.cluster.ssh import Options, require_config
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.resolve.types import ConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

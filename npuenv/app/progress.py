@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-from npuenv.lock.store import LockedRequest
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from npuenv.app.resolution import ConflictError
     from npuenv.bundle.fetch import DownloadProgress
     from npuenv.bundle.make import BundlePlan
     from npuenv.bundle.reader import Bundle
@@ -22,9 +19,11 @@ if TYPE_CHECKING:
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
     from npuenv.core.plan import Plan, Step
-    from npuenv.install.environments import EnvironmentPlace, PackageChange
+    from npuenv.install.environments import EnvironmentPlace
     from npuenv.install.executor import Event, Outcome
     from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
+    from npuenv.resolve.types import ConflictError, Request, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,13 @@ class InstallOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallRequest(LockedRequest):
+class InstallRequest:
     """What is to be installed, from where."""
 
+    stack: Stack
+    lock: Lock
+    resolver: Resolver
+    request: Request
     bundle: Bundle | None = None
 
 
@@ -73,7 +76,7 @@ class InstallJob:
     @property
     def unfinished(self) -> Plan:
         """What of the plan is not done yet."""
-        from npuenv.install.executor import is_done
+        from npuenv.facts.conditions import is_done
 
         host = self.request.resolver.host
         return replace(self.plan, steps=tuple(step for step in self.steps if not is_done(step, host)))
@@ -83,14 +86,18 @@ class InstallJob:
 
         In an environment that is complete npuenv puts back its own without asking: somebody agreed to that before.
         """
+        from npuenv.facts.conditions import ask, is_done
         from npuenv.install.environments import is_complete
-        from npuenv.install.executor import changes_more_than_its_own, is_done
 
         host = self.request.resolver.host
-        if is_complete(host, self.target, self.request.lock):
-            return changes_more_than_its_own(self.steps, host)
-        # The last first: what says that an environment is finished is cheap to ask, and not there yet.
-        return not all(is_done(step, host) for step in reversed(self.steps))
+        if not is_complete(host, self.target, self.request.lock):
+            # The last first: what says that an environment is finished is cheap to ask, and not there yet.
+            return not all(is_done(step, host) for step in reversed(self.steps))
+        if any(not (step.is_upkeep or is_done(step, host)) for step in self.steps):
+            return True
+        # To activate it in place of another is more than upkeep. Nothing is hashed for this question.
+        links = [want for step in self.steps for want in step.done_when if want.fact == "path.link"]
+        return any(ask(host, want).value != want.value for want in links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,14 @@ class InstallPreview:
 
     job: InstallJob
     lacks: tuple[NothingFits, ...]
+
+
+class PackageChange(NamedTuple):
+    """A package or source that is not the same in both; "" where one side does not have it."""
+
+    name: str
+    before: str
+    after: str
 
 
 class Progress:

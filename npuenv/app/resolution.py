@@ -1,4 +1,6 @@
-"""Which versions fit together: `resolve`, of several stacks one whose lock is complete, what a machine decides."""
+"""Which versions fit together (`resolve`), of several stacks one whose lock is complete, what a machine decides;
+and the lock of a stack (`lock`), with what locks and installs on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ import platform
 import re
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.errors import NothingFits
+from npuenv.app.progress import SILENT, Progress
 from npuenv.core.messages import Message
 from npuenv.facts.npu import driver
 from npuenv.facts.npu.driver import visible
@@ -20,22 +22,25 @@ from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.install.environments import data_folder
 from npuenv.lock.file import COMPLETE
-from npuenv.lock.store import find_lock, shipped_folder
+from npuenv.lock.store import LockedRequest, find_lock, for_chip, put_lock, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import newer_release
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.request import ARCHITECTURES, checked, filled_from_host, in_normal_form, with_hardware_of_cards
 from npuenv.resolve.search import by_preference
-from npuenv.resolve.types import Conflict, Request, Stack, command_for
+from npuenv.resolve.types import Conflict, ConflictError, Request, Stack, command_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.facts.collect import Facts
     from npuenv.host import Host
+    from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
+
 
 DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
 _GROUPS = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
@@ -53,14 +58,6 @@ _STANDINGS = ("measured-here", "published", "recommended", "compatible", "satisf
 # An older stack has other features: the first ROLL guide describes no training run of 2026.
 _AT_MOST = timedelta(days=183)
 _HEAD = 2048  # characters: the status is among the first lines of a lock
-
-
-class ConflictError(NothingFits):
-    """Nothing fits a request; `conflict` has the clashing demands and the ways out."""
-
-    def __init__(self, conflict: Conflict) -> None:
-        super().__init__(Message("stack.conflict-title"))
-        self.conflict = conflict
 
 
 def resolve(request: Request) -> Stack:
@@ -119,8 +116,8 @@ def _status(stack: Stack, local_folder: Path) -> str | None:
     found = set()
     for folder in (local_folder, shipped_folder()):
         if (folder / name).is_file():
-            with (folder / name).open(encoding="utf-8", errors="replace") as lock:
-                found.update(_STATUS.findall(lock.read(_HEAD)))
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                found.update(_STATUS.findall(file.read(_HEAD)))
     return COMPLETE if COMPLETE in found else next(iter(found), None)
 
 
@@ -228,12 +225,12 @@ def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
     newer = newer_release(stack, request, load_matrix())
     if newer is not None:
         yield newer
-    lock = find_lock(stack, own_locks())
-    if lock is None:
+    found = find_lock(stack, own_locks())
+    if found is None:
         yield Message("stack.lock-none")
     else:
-        lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
-        yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
+        lacks = tuple(dict.fromkeys(missing.name for missing in found.missing))
+        yield Message(f"stack.lock-{found.status}", {"packages": len(found.packages), "lacks": lacks})
     # What a host told, it tells the next command too.
     of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
     typed = replace(request, **of_host)
@@ -245,3 +242,68 @@ def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
 def assumption_notes(stack: Stack) -> tuple[Message, ...]:
     """What to know before a stack is installed: what it was chosen by, and what it cannot do."""
     return tuple(note for note in stack.notes if note.key in ASSUMPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """How stacks are locked."""
+
+    fill: bool = False  # ask the indexes for what a lock lacks or took from public lock files
+    renew: bool = False  # resolve again even where a lock is there
+    is_offline: bool = False  # resolve from uv's cache only
+    out: Path | None = None  # the folder of the locks; None: that of the locks made on this machine
+
+
+def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
+    """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
+    from npuenv.facts.pip import pip_settings
+    from npuenv.lock.uv import Resolver, find_uv
+
+    host = local.LocalHost()
+    settings = pip_settings(host, prefix=sys.prefix)
+    for warning in settings.warnings:
+        progress.warning(warning)
+    indexes = {row.label: row.url for row in load_matrix().indexes if row.url}
+    return Resolver(host, find_uv(), settings, indexes, is_offline=is_offline, warn=progress.note)
+
+
+def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, progress: Progress = SILENT) -> Lock:
+    """The stack's lock: a shipped or an own one; made now where there is none, or where it is partial
+    or rests on hashes that its index did not give, and `fill` is on.
+
+    `resolver` None: that of this machine, where a lock has to be made. Raises CannotTell, NothingFits.
+    """
+    folder = own_locks(resolver.host.environ()) if resolver else own_locks()
+    found = find_lock(stack, folder)
+    if found is None or (fill and not found.is_from_indexes):
+        from npuenv.lock.make import make_lock  # most locks are found, and rendering does not wait for it
+
+        about = {"stack": stack.name, "platform": stack.platform.tag}
+        progress.activity(Message("cli.locking", about))
+        found = make_lock(stack, resolver or this_resolver(progress))
+        if found.is_complete:
+            put_lock(found, folder)
+    return found
+
+
+def lock_request(request: Request, options: LockOptions | None = None, progress: Progress = SILENT) -> LockedRequest:
+    """The stack of a request on this machine, and its lock. Raises ConflictError, BadInput, CannotTell, NothingFits.
+
+    With `renew` a complete lock replaces that of this machine, unless it is for another folder.
+    """
+    options = options or LockOptions()
+    resolver = this_resolver(progress, is_offline=options.is_offline)
+    asked, request = request, for_this_machine(request)
+    stack = resolve(request)
+    for note in basis_of(request, stack, asked):
+        progress.note(note)
+    if options.renew:
+        from npuenv.lock.make import make_lock
+
+        found = make_lock(stack, resolver)
+        if found.is_complete and options.out is None:
+            path = put_lock(found, own_locks())
+            progress.note(Message("cli.locked", {"path": str(path), "packages": len(found.packages)}))
+    else:
+        found = lock(stack, resolver, fill=options.fill, progress=progress)
+    return LockedRequest(*for_chip(stack, found), resolver, request)

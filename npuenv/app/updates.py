@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.app import installation
-from npuenv.app.progress import SILENT
+from npuenv.app.progress import SILENT, PackageChange
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
@@ -15,8 +15,16 @@ from npuenv.facts.conditions import ask
 from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole
-from npuenv.install import environments as switch
-from npuenv.install.environments import EnvironmentEntry, PackageChange, changes, data_folder, environments, find
+from npuenv.install.environments import (
+    CURRENT,
+    EnvironmentEntry,
+    data_folder,
+    environments,
+    find,
+    points_to,
+    previous_of,
+)
+from npuenv.install.environments import roll_back as roll_links_back
 from npuenv.lock.file import read_lock, write_lock
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
@@ -43,7 +51,7 @@ class Update:
         if self.result is None:
             return False
         root = Path(self.result.job.target.root)
-        return switch.points_to(root.parent / switch.CURRENT) == root.name
+        return points_to(root.parent / CURRENT) == root.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ def update(
     options = replace(options, target=None, into=None, kind=kind or options.kind)
     request, before = _request_of(old, request, options), _lock_of(old)
     with installation.open_request(request, options, progress) as opened:
-        found = changes(before, opened.lock)
+        found = package_changes(before, opened.lock)
         if not found:
             return Update(old, (), None)
         job = installation.plan_install(opened, options)
@@ -104,7 +112,7 @@ def roll_back(request: Request, options: InstallOptions, *, is_dry_run: bool = F
     home = Path(kept.described.root).parent
     if kept.role == "elsewhere":
         raise BadInput(Message("store.no-previous", {"path": kept.described.root}), Message("store.no-previous-hint"))
-    before = switch.previous_of(home)
+    before = previous_of(home)
     fact = ask(LocalHost(), Condition("env.intact", (str(before),), "yes"))
     if fact.value != "yes":
         why = fact.value or next((item.line for item in fact.evidence), "")
@@ -114,9 +122,9 @@ def roll_back(request: Request, options: InstallOptions, *, is_dry_run: bool = F
             Message("execute.run-again", {"command": again}),
         )
     if is_dry_run:
-        now, left = before, home / switch.points_to(home / switch.CURRENT)
+        now, left = before, home / points_to(home / CURRENT)
     else:
-        now, left = switch.roll_back(home)
+        now, left = roll_links_back(home)
     return RollBack(now, left if left != home else None)
 
 
@@ -202,3 +210,22 @@ def _again_hint(kept: EnvironmentEntry) -> Message:
         said = {"stack": own.stack, "python": str(Path(own.root) / "bin" / "python")}
         return Message("install.update-existing-hint", said)
     return Message("install.update-elsewhere-hint", {"stack": own.stack})
+
+
+def package_changes(before: Lock, after: Lock) -> tuple[PackageChange, ...]:
+    """Changes by name. A package of the same version with changed files is listed with the first digits of its hash."""
+    old, new = _versions(before), _versions(after)
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        one, other = old.get(name, ("", "")), new.get(name, ("", ""))
+        if one == other:
+            continue
+        has_same_version = one[0] == other[0]
+        found.append(PackageChange(name, *(" ".join(each) if has_same_version else each[0] for each in (one, other))))
+    return tuple(found)
+
+
+def _versions(lock: Lock) -> dict[str, tuple[str, str]]:
+    """Name -> version, and what distinguishes two files of one version."""
+    packages = {each.name: (each.version, ",".join(digest[:8] for digest in each.sha256)) for each in lock.packages}
+    return {**packages, **{each.name: (each.ref, each.repo) for each in lock.sources}}

@@ -21,10 +21,7 @@ _COMMANDS = {
     ),
     "install": ("install", "Install a stack from its lock into a new environment, and verify it"),
     "env": ("env", "Manage the environments made by npuenv"),
-    "bundle": (
-        "bundle",
-        "Bundle everything an offline machine needs for a stack into one folder or archive",
-    ),
+    "bundle": ("bundle", "Bundle everything an offline machine needs for a stack into one folder or archive"),
     "render-docker": (
         "render_docker",
         "Render the environment as a Dockerfile with hashed requirements, and files to run its container",
@@ -70,9 +67,7 @@ class _Root(HelpfulGroup):
 
 
 @click.group(
-    cls=_Root,
-    lazy=_COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    cls=_Root, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="npuenv")
 def npuenv() -> None:

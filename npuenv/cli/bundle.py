@@ -11,7 +11,7 @@ import click
 
 from npuenv import app
 from npuenv.app.progress import BundleProgress
-from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options, request_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, absolute, common_options, request_options
 from npuenv.cli.progress import DownloadBar, StepProgress, confirm
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from npuenv.bundle.make import BundlePlan
     from npuenv.resolve.types import Request
 
-_FILE = click.Path(path_type=Path)
 _MIB = 1024**2
 
 
@@ -34,9 +33,9 @@ _MIB = 1024**2
 @click.option(
     "--platform", type=click.Choice(("aarch64", "x86_64")), help="Architecture of the target; same as --arch."
 )
-@click.option("--python-archive", type=_FILE, metavar="FILE", help="Add a Python interpreter, unpacked on the target.")
+@click.option("--python-archive", type=FILE, metavar="FILE", help="Add a Python interpreter, unpacked on the target.")
 @click.option(
-    "--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="Add a CANN file; repeatable."
+    "--cann-file", "cann_files", type=FILE, multiple=True, metavar="FILE", help="Add a CANN file; repeatable."
 )
 @click.option(
     "--source", "given", multiple=True, metavar="NAME=PATH", help="Take a source from an archive or folder; repeatable."
@@ -48,7 +47,7 @@ _MIB = 1024**2
     metavar="NAME",
     help="Leave a source out; the user adds it; repeatable.",
 )
-@click.option("-o", "--output", "out", type=_FILE, metavar="FILE|DIR", help="Output folder, or .tar archive.")
+@click.option("-o", "--output", "out", type=FILE, metavar="FILE|DIR", help="Output folder, or .tar archive.")
 @click.option("--dry-run", is_flag=True, help="Show what the bundle would contain; download nothing.")
 @click.option("--fill", is_flag=True, help="First complete a partial lock from its indexes.")
 @click.option("-y", "--yes", is_flag=True, help="Do not prompt.")

@@ -13,10 +13,7 @@ _COMMANDS = {
         "Show the state of the cluster that `npuenv cluster up` started: each node, and Ray's own view",
     ),
     "down": ("cluster_ray:down", "Stop what `npuenv cluster up` started, and nothing else"),
-    "mesh": (
-        "cluster_mesh",
-        "Ping between the device addresses of all cards and report the smallest set of suspects",
-    ),
+    "mesh": ("cluster_mesh", "Ping between the device addresses of all cards and report the smallest set of suspects"),
 }
 
 

@@ -18,7 +18,8 @@ from npuenv.core.messages import Message, say
 from npuenv.report import cluster
 from npuenv.report.doctor import Scope
 from npuenv.report.terminal import Manner
-from npuenv.terminal.output import as_json, page_of, require_writable, write_output
+from npuenv.terminal.output import page_of, require_writable, write_output
+from npuenv.terminal.run import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import click
 
 from npuenv.app.mesh import PARALLEL, MeshOptions, ping_mesh
 from npuenv.app.progress import MeshProgress
-from npuenv.cli.common import HelpfulCommand, Ui, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options
 from npuenv.cli.progress import ProgressBar, StepProgress, confirm, report_pending
 from npuenv.cluster.mesh import FULL, SAMPLED
 from npuenv.cluster.mesh.document import document
@@ -21,7 +21,9 @@ from npuenv.cluster.mesh.running import LIMIT_S
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.report.mesh import brief, lines, render_html
-from npuenv.terminal.output import as_json, require_writable, write
+from npuenv.terminal.options import chosen_format
+from npuenv.terminal.output import require_writable, write
+from npuenv.terminal.run import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +39,7 @@ _FORMATS = ("text", "json", "html")
 @click.option("--hosts", metavar="FILE|-", required=True, help="Inventory file: one node or range of nodes per line.")
 @click.option("--full", "is_full", is_flag=True, help="Ping every pair of devices (default up to 64 devices).")
 @click.option("--sampled", "is_sampled", is_flag=True, help="At most 4 pings per device; finds any single dead one.")
-@click.option("--resume", "state", type=click.Path(path_type=Path), metavar="FILE", help="Resume an interrupted run.")
+@click.option("--resume", "state", type=FILE, metavar="FILE", help="Resume an interrupted run.")
 @click.option("-y", "--yes", is_flag=True, help="Do not prompt before a full mesh of more than 64 devices.")
 @click.option(
     "--limit",
@@ -73,9 +75,7 @@ def command(
     """
     if is_full and is_sampled:
         raise BadInput(Message("mesh.two-modes"), Message("mesh.two-modes-hint"))
-    if ui.is_json and form not in (None, "json"):
-        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
-    form = form or ("json" if ui.is_json else _format_of(out))
+    form = chosen_format(ui, form, _format_of(out))
     ui = replace(ui, is_json=form == "json" and out is None)
     if out is not None:
         require_writable(out)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.app.ray_cluster import RayOptions, ray_nodes_status, stop_ray
-from npuenv.app.ray_start import RayStartOptions, start_ray
+from npuenv.app.ray_nodes import RayOptions, RayStartOptions, ray_nodes_status, start_ray, stop_ray
 from npuenv.cli.common import HelpfulCommand, Ui, common_options
 from npuenv.cli.progress import report_pending
 from npuenv.core.errors import ExitCode
@@ -17,7 +16,7 @@ from npuenv.report.ray_cluster import document, lines, refused_document, refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.app.ray_cluster import RayResult
+    from npuenv.app.ray_nodes import RayResult
 
 _FRAMEWORKS = ("verl", "roll", "vllm-ascend")
 

@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-WHAT, WHERE, HOW, SHOW = "Selection options", "Path options", "Run options", "Output options"
+FILE = click.Path(path_type=Path)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 OTHERS = "Options"
 # By the first long name of an option. What is in none of them is the command's own and stands first, as `Options`.
 SECTIONS = {
-    WHAT: "--for --hardware --os --arch --python --cann --driver --as-of --newest --host --constraint --pin --stack"
-    " --release --recipe --model --platform",
-    WHERE: "--target --into --as --out --output --save --from --from-report --hosts --offline --source --without-source"
-    " --cann-file --base-python --python-archive --bundle --installed --data --models --image --ray --shared"
-    " --ssh-config --tables",
-    HOW: "--yes --dry-run --script --fill --renew --force --replace --update --repair --rollback --only-step"
+    "Selection options": "--for --hardware --os --arch --python --cann --driver --as-of --newest --host --constraint"
+    " --pin --stack --release --recipe --model --platform",
+    "Path options": "--target --into --as --out --output --save --from --from-report --hosts --offline --source"
+    " --without-source --cann-file --base-python --python-archive --bundle --installed --data --models --image --ray"
+    " --shared --ssh-config --tables",
+    "Run options": "--yes --dry-run --script --fill --renew --force --replace --update --repair --rollback --only-step"
     " --from-step --with-system --fix --limit --parallel --level --hash --all --verify --check",
-    SHOW: "--lang --format --json --quiet --verbose --no-color --list --why --help --version",
+    "Output options": "--lang --format --json --quiet --verbose --no-color --list --why --help --version",
 }
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options.split()}
-
-
+_MOST_BYTES = 4 << 20  # of a constraints file
 _OF_FILES = re.compile(r"\b(FILE|DIR|PATH|EXE|CAPTURE|BUNDLE)\b")
 
 
@@ -67,7 +68,9 @@ class HelpfulCommand(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                by_section[section_of(param)].append(record)
+                names = (*param.opts, *param.secondary_opts)
+                section = next((_SECTION_OF[name] for name in names if name in _SECTION_OF), OTHERS)
+                by_section[section].append(record)
         for section, records in by_section.items():
             if records:
                 with formatter.section(section):
@@ -135,16 +138,6 @@ def first_sentence(command: click.Command) -> str:
     return " ".join(paragraph.split()).removesuffix(".")
 
 
-def section_of(param: click.Parameter) -> str:
-    """The section of an option, by its long names."""
-    return next((_SECTION_OF[name] for name in (*param.opts, *param.secondary_opts) if name in _SECTION_OF), OTHERS)
-
-
-_MOST_BYTES = 4 << 20  # of a constraints file
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
 def common_options(command: Command, *, has_document: bool = True) -> Command:
     """Adds --lang, --json, --quiet, -v and --no-color, and hands the command a `Ui` as its first argument.
 
@@ -186,7 +179,7 @@ def _click_option(row: Option) -> Any:
     names = (*row.flags.split(), row.name)
     if row.type is bool:
         return click.option(*names, is_flag=True, help=row.help)
-    kind: Any = click.Path(path_type=Path) if row.type is Path else row.type
+    kind: Any = FILE if row.type is Path else row.type
     if isinstance(row.choices, range):
         kind = click.IntRange(row.choices[0], row.choices[-1])
     elif row.choices:
@@ -211,20 +204,16 @@ def request_options(command: Command) -> Command:
             lang = options.get("lang") or language_from_environment()
             for note in untold if not options.get("quiet") else ():
                 click.echo(say(note, lang), err=True)
-        of_file = pins_of_file(constraint) if constraint else {}
-        places = {parse_pin(word)[0]: place for word, place in of_file.items()}
-        request = replace(request, pins=parse_pins((*of_file, *pin)), origins={**request.origins, **places})
+        of_file = _pins_of_file(constraint) if constraint else {}
+        places = {_parse_pin(word)[0]: place for word, place in of_file.items()}
+        request = replace(request, pins=_parse_pins((*of_file, *pin)), origins={**request.origins, **places})
         return command(request=request, **options)
 
     decorated: Any = with_request
     for option in (
         click.option("--pin", multiple=True, metavar="PACKAGE==VERSION", help="Require this version; repeatable."),
         click.option(
-            "-c",
-            "--constraint",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Require the == versions of a requirements file.",
+            "-c", "--constraint", type=FILE, metavar="FILE", help="Require the == versions of a requirements file."
         ),
         click.option(
             "--host",
@@ -267,6 +256,15 @@ def refuse_with(other: str, options: Mapping[str, object]) -> None:
             raise BadInput(Message("lock.not-with", {"option": option, "other": other}))
 
 
+def require_one(**options: object) -> str | None:
+    """The one option that was given, or None. Raises BadInput for two: they exclude each other."""
+    named = [name for name, value in options.items() if value]
+    if len(named) > 1:
+        said = {"one": named[0], "other": named[1]}
+        raise BadInput(Message("install.one-of", said), Message("install.one-of-hint", said))
+    return named[0] if named else None
+
+
 def options_of(request: Request) -> dict[str, object]:
     """Option -> value, for what a request says; what a host told was asked for with --host."""
     said: dict[str, object] = {"--for": request.framework, "--pin": request.pins}
@@ -277,18 +275,18 @@ def options_of(request: Request) -> dict[str, object]:
     return said
 
 
-def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
+def _parse_pins(words: tuple[str, ...]) -> dict[str, str]:
     """`("Torch==2.8.0",)` -> `{"torch": "2.8.0"}`. Raises BadInput for anything that is not NAME==VERSION."""
     pins: dict[str, str] = {}
     for word in words:
-        key, version = parse_pin(word)
+        key, version = _parse_pin(word)
         if pins.get(key, version) != version:
             raise BadInput(Message("cli.pin-twice", {"name": key, "first": pins[key], "second": version}))
         pins[key] = version
     return pins
 
 
-def parse_pin(word: str) -> tuple[str, str]:
+def _parse_pin(word: str) -> tuple[str, str]:
     """`"Torch==2.8.0"` -> `("torch", "2.8.0")`. Raises BadInput for anything that is not NAME==VERSION."""
     from packaging.utils import canonicalize_name
     from packaging.version import Version
@@ -301,7 +299,7 @@ def parse_pin(word: str) -> tuple[str, str]:
         raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint")) from None
 
 
-def pins_of_file(path: Path) -> dict[str, str]:
+def _pins_of_file(path: Path) -> dict[str, str]:
     """The `NAME==VERSION` pins of a requirements file, as pip reads it (includes, hashes and markers too).
 
     Each with the place it stands at, like `constraints.txt:3`. pip_api judges markers for the running interpreter.

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     help="With --hosts: time limit per node (default: 60, 120, 600 or 1800, by level).",
 )
 @click.option(
-    "--parallel",
-    type=click.IntRange(1, 512),
-    metavar="N",
-    help="With --hosts: nodes to check at once (default: 32).",
+    "--parallel", type=click.IntRange(1, 512), metavar="N", help="With --hosts: nodes to check at once (default: 32)."
 )
 @click.option(
     "--shared",

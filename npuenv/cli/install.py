@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options, options_of, refuse_with, request_options
+from npuenv.cli.common import (
+    FILE,
+    HelpfulCommand,
+    Ui,
+    absolute,
+    common_options,
+    options_of,
+    refuse_with,
+    request_options,
+    require_one,
+)
 from npuenv.cli.progress import StepProgress, list_plan, show_changes, tell_notes
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -18,8 +28,6 @@ from npuenv.core.messages import Message, say
 if TYPE_CHECKING:
     from npuenv.app import InstallOptions, InstallResult
     from npuenv.resolve.types import Request
-
-_FILE = click.Path(path_type=Path)
 
 
 @click.command("install", cls=HelpfulCommand)
@@ -29,13 +37,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--into", metavar="EXE", help="Install into the existing environment of this Python.")
 @click.option("--dry-run", is_flag=True, help="Only print the plan.")
 @click.option("--script", is_flag=True, help="Only print the plan, as a POSIX shell script.")
-@click.option("--offline", type=_FILE, metavar="BUNDLE", help="Install from a bundle, without using the network.")
+@click.option("--offline", type=FILE, metavar="BUNDLE", help="Install from a bundle, without using the network.")
 @click.option("--update", is_flag=True, help="Build the current lock beside the old environment, then switch.")
 @click.option("--repair", is_flag=True, help="Restore changed or missing files from the environment's own lock.")
 @click.option("--rollback", is_flag=True, help="Go back to the environment before the last update.")
 @click.option("--base-python", metavar="EXE", help="Python interpreter to create the environment with.")
 @click.option(
-    "--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="CANN file to install; repeatable."
+    "--cann-file", "cann_files", type=FILE, multiple=True, metavar="FILE", help="CANN file to install; repeatable."
 )
 @click.option(
     "--source",
@@ -72,9 +80,9 @@ def command(
     After an interruption, the same command continues where it stopped: every step first checks whether it is already
     done. A complete environment is verified again, and packages with damaged or missing files are reinstalled.
     """
-    _require_one(**{"--only-step": options["only_step"], "--from-step": options["from_step"]})
-    verb = _require_one(**{"--update": update, "--repair": repair, "--rollback": rollback})
-    _require_one(**{"--into": options["into"], "--target": target})
+    require_one(**{"--only-step": options["only_step"], "--from-step": options["from_step"]})
+    verb = require_one(**{"--update": update, "--repair": repair, "--rollback": rollback})
+    require_one(**{"--into": options["into"], "--target": target})
     if script and ui.is_json:
         raise BadInput(Message("cli.script-json"), Message("cli.script-json-hint"))
     chosen = app.InstallOptions(
@@ -88,7 +96,7 @@ def command(
     if verb == "--repair":
         return int(_repair(ui, request, chosen, yes=yes, is_shown=dry_run or script, as_script=script))
     if verb:
-        _require_one(**{"--script": script, verb: True})
+        require_one(**{"--script": script, verb: True})
         act = _update if verb == "--update" else _roll_back
         return int(act(ui, request, chosen, yes=yes, is_dry_run=dry_run))
     if dry_run or script:
@@ -202,15 +210,6 @@ def _roll_back(ui: Ui, request: Request, options: InstallOptions, *, yes: bool, 
     done = Message("install.rolled-back", {"path": now, "before": before or Message("plan.none")})
     ui.say(Message("install.would-roll-back", {"path": now}) if is_dry_run else done)
     return ExitCode.FINE
-
-
-def _require_one(**options: object) -> str | None:
-    """The one option that was given, or None. Raises BadInput for two: they exclude each other."""
-    named = [name for name, value in options.items() if value]
-    if len(named) > 1:
-        said = {"one": named[0], "other": named[1]}
-        raise BadInput(Message("install.one-of", said), Message("install.one-of-hint", said))
-    return named[0] if named else None
 
 
 def _given(words: tuple[str, ...]) -> dict[str, str]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app, report
 from npuenv.app.progress import LocksProgress
-from npuenv.cli.common import HelpfulCommand, Ui, common_options, options_of, refuse_with, request_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options, options_of, refuse_with, request_options
 from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from npuenv.app import LockedRequest
     from npuenv.app.locking import InstalledComparison
@@ -39,16 +39,14 @@ FORMS = ("toml", "requirements", "pylock", "cyclonedx", "uv")
 @click.option("--verify", is_flag=True, help="Check that everything in the locks is still available: [FILE|STACK]...")
 @click.option(
     "--installed",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="DIR",
     help="Compare an environment or a folder of packages with the lock and check its requirements; "
     "with --format cyclonedx: take licences from it.",
 )
 @click.option("--format", "form", type=click.Choice(FORMS), default="toml", help="Lock format (default: toml).")
-@click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="For pylock: folder of the files.")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write the lock to DIR (default: print it)."
-)
+@click.option("--bundle", type=FILE, metavar="DIR", help="For pylock: folder of the files.")
+@click.option("-o", "--out", type=FILE, metavar="DIR", help="Write the lock to DIR (default: print it).")
 @common_options
 def command(
     ui: Ui,
@@ -72,10 +70,8 @@ def command(
         raise BadInput(Message("lock.one-stack", {"words": more}))
     _check_form(form, bundle, options.out)
     whole = "--verify" if verify else "--all" if is_all else ""
-    if whole and form != "toml":
-        raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
-    if whole and installed is not None:
-        raise BadInput(Message("lock.not-with", {"option": "--installed", "other": whole}))
+    if whole:
+        refuse_with(whole, {"--format": form != "toml", "--installed": installed is not None})
     if verify:
         given = {"--all": is_all, "--fill": options.fill, "--renew": options.renew}
         given |= {"--out": options.out is not None, "--offline": options.is_offline}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from npuenv.cli.common import HelpfulGroup, Ui, common_options
+from npuenv.cli.common import FILE, HelpfulGroup, Ui, common_options
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
@@ -26,11 +26,7 @@ def command() -> None:
 
 
 _folder = click.option(
-    "--tables",
-    "folder",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Use the tables in this folder (default: npuenv's own).",
+    "--tables", "folder", type=FILE, metavar="DIR", help="Use the tables in this folder (default: npuenv's own)."
 )
 
 
@@ -59,7 +55,7 @@ def _checked(folder: Path | None) -> Checked:
 
 
 @command.command("lint")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, type=FILE, metavar="PATH...")
 @_folder
 @common_options
 def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int:
@@ -114,15 +110,13 @@ def refresh_command(
         ui.print_json({**refresh_json(proposals, as_diff(proposals, tables)), "exit": int(code)})
     else:
         click.echo(as_diff(proposals, tables), nl=False)
-        said = (
-            Message("matrix.refresh-summary", {"count": len(proposals), "folder": str(tables)}) if proposals else None
-        )
-        ui.say(said or Message("matrix.refresh-nothing"), err=True)
+        summary = Message("matrix.refresh-summary", {"count": len(proposals), "folder": str(tables)})
+        ui.say(summary if proposals else Message("matrix.refresh-nothing"), err=True)
     return int(code)
 
 
 @command.command("add-run")
-@click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("path", type=FILE, metavar="FILE")
 @click.option("--source", required=True, metavar="ADDRESS", help="Where the record is public.")
 @_folder
 @common_options

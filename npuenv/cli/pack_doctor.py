@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from npuenv.bundle.zipapp import build
-from npuenv.cli.common import HelpfulCommand, Ui, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options
 from npuenv.core.messages import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("pack-doctor", cls=HelpfulCommand)
@@ -16,7 +19,7 @@ from npuenv.core.messages import Message
     "-o",
     "--output",
     "out",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     default="npuenv-doctor.pyz",
     show_default=True,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import HelpfulCommand, Ui, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.terminal.options import chosen_format
 
 if TYPE_CHECKING:
     from npuenv.app import PreflightResult
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     help="Framework and release that will run it, e.g. verl==0.7.1 or roll==0.3.0.",
 )
 @click.option("--stack", metavar="NAME", help="Take release and packages from a published stack.")
-@click.option(
-    "--target", type=click.Path(path_type=Path), metavar="ENV", help="Take release and packages from an environment."
-)
+@click.option("--target", type=FILE, metavar="ENV", help="Take release and packages from an environment.")
 @click.option(
     "--hardware", metavar="NAME", help="310p, a2, a3, 950, or a chip or product name, e.g. 910B3 or 'Atlas 800T A3'."
 )
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     "--here/--elsewhere", "is_here", default=False, help="The launch runs on this machine: also check its paths."
 )
 @click.option("--fix", "is_fixing", is_flag=True, help="Write a corrected copy and show what changed.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="File of the corrected copy.")
+@click.option("-o", "--out", type=FILE, metavar="FILE", help="File of the corrected copy.")
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite the output file.")
 @click.option("--format", "form", type=click.Choice(("text", "json", "sarif", "junit")), help="Report format.")
 @common_options
@@ -54,9 +52,7 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     Exit codes: 0 no errors (warnings are allowed), 1 errors, 2 unreadable, 3 no errors found but the release is
     unknown, so most rules did not apply.
     """
-    form = form or ("json" if ui.is_json else "text")
-    if ui.is_json and form != "json":
-        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
+    form = chosen_format(ui, form)
     asked = app.PreflightOptions(**options)
     if asked.is_fixing and form in ("sarif", "junit"):
         raise BadInput(Message("preflight.fix-no-sarif"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.app.progress import Progress
+from npuenv.cli.common import Stop, Ui
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, clean, say
 
@@ -26,17 +27,15 @@ if TYPE_CHECKING:
     from rich.status import Status
     from typing_extensions import Self
 
-    from npuenv.app.progress import InstallJob
+    from npuenv.app.progress import InstallJob, PackageChange
     from npuenv.bundle.fetch import DownloadProgress
-    from npuenv.cli.common import Ui
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import NodeAnswer
     from npuenv.core.plan import Plan
-    from npuenv.install.environments import PackageChange
     from npuenv.install.executor import Event
 
 
-def approve(ui: Ui, job: InstallJob, changes: tuple[PackageChange, ...], *, yes: bool) -> None:
+def approve_plan(ui: Ui, job: InstallJob, changes: tuple[PackageChange, ...], *, yes: bool) -> None:
     """Shows what of the plan is not done yet and asks, where there is something to agree to.
 
     Of an update the changes say enough; -v shows its plan too. Raises BadInput where nobody can be asked, Stop on no.
@@ -62,8 +61,6 @@ def show_changes(ui: Ui, job: InstallJob, changes: tuple[PackageChange, ...]) ->
 
 def confirm(ui: Ui, *, is_yes_usual: bool = True) -> None:
     """Asks whether to go on; Enter alone means what is usual. Raises BadInput where nobody can be asked, Stop on no."""
-    from npuenv.cli.common import Stop
-
     if ui.is_json or not sys.stdin.isatty():
         raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
     if not click.confirm(say(Message("cli.go-on"), ui.lang), default=is_yes_usual):
@@ -196,8 +193,7 @@ class StepProgress(Progress):
             self.note(message)
 
     def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
-
-        approve(self._ui, job, changes, yes=self._yes)
+        approve_plan(self._ui, job, changes, yes=self._yes)
 
     def activity(self, message: Message) -> None:
         self._ui.say(message, err=self._ui.is_json)
@@ -235,13 +231,14 @@ class StepProgress(Progress):
 
     def _print(self, key: str, **args: object) -> None:
         self._has_printed = True
+        self._say(key, args)
+
+    def _say(self, key: str, args: dict[str, object]) -> None:
         self._console.print(say(Message(key, args), self._ui.lang), markup=False, soft_wrap=True)
 
     def waiting(self, path: str, pids: tuple[int, ...]) -> None:
-        key = "execute.waiting-for" if pids else "execute.waiting"
         if not self._ui.is_quiet:
-            text = say(Message(key, {"path": path, **({"pids": pids} if pids else {})}), self._ui.lang)
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._say("execute.waiting-for" if pids else "execute.waiting", {"path": path, "pids": pids})
 
     def _wait(self, head: str, seconds: float) -> None:
         """A plain line now and then, so that a log shows that a long step is alive."""
@@ -249,8 +246,7 @@ class StepProgress(Progress):
             return
         self._next_s = seconds + _EVERY_S
         key = "install.still-at-work" if self._last else "install.still-at-work-silent"
-        text = say(Message(key, {"head": head, "seconds": f"{seconds:.0f}", "line": self._last}), self._ui.lang)
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._say(key, {"head": head, "seconds": f"{seconds:.0f}", "line": self._last})
 
     def _line(self, head: str, text: str) -> None:
         text = clean(text.rstrip())

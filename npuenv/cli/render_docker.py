@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app
-from npuenv.cli.common import Command, HelpfulCommand, Ui, common_options, request_options
+from npuenv.cli.common import FILE, Command, HelpfulCommand, Ui, common_options, request_options
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.render.container.formats import DOCKERFILE, FORMATS, FORMS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npuenv.resolve.types import Request
 
 _ALL, _ROOT = "all", "root"
@@ -29,12 +30,8 @@ def container_options(command: Command) -> Command:
         click.option("--command", metavar="LINE", help="Command to run inside (default: a shell)."),
         click.option("--user", metavar="UID[:GID]", help="User inside (default: the image's user)."),
         click.option("--shm-gib", type=int, metavar="N", help="Private shared memory (default: share the host's)."),
-        click.option(
-            "--models", type=click.Path(path_type=Path), metavar="DIR", help="Weights; mounted at /data/models."
-        ),
-        click.option(
-            "--data", type=click.Path(path_type=Path), metavar="DIR", help="Data and results; mounted at /data."
-        ),
+        click.option("--models", type=FILE, metavar="DIR", help="Weights; mounted at /data/models."),
+        click.option("--data", type=FILE, metavar="DIR", help="Data and results; mounted at /data."),
         click.option("--name", metavar="NAME", help="Container and job name (default: from the stack)."),
         click.option("--image", metavar="NAME:TAG", help="Built image (default: the tag in the Dockerfile's header)."),
         click.option(
@@ -48,7 +45,7 @@ def container_options(command: Command) -> Command:
 
 @click.command("render-docker", cls=HelpfulCommand)
 @request_options
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Parent folder of the output.")
+@click.option("-o", "--out", type=FILE, metavar="DIR", help="Parent folder of the output.")
 @click.option(
     "--as",
     "forms",
@@ -130,18 +127,17 @@ def _formats(words: tuple[str, ...]) -> tuple[str, ...]:
     """The forms asked for, each once. Raises BadInput for one that does not exist, with the nearest name."""
     if not words:
         return (DOCKERFILE,)
-    known = FORMATS
     asked = [word.strip() for words_of_one in words for word in words_of_one.split(",")]
     for word in asked:
-        if word not in (*known, _ALL):
+        if word not in (*FORMATS, _ALL):
             import difflib
 
-            near = difflib.get_close_matches(word.lower(), (*known, _ALL, *_SYNONYMS), n=1, cutoff=0.0)[0]
+            near = difflib.get_close_matches(word.lower(), (*FORMATS, _ALL, *_SYNONYMS), n=1, cutoff=0.0)[0]
             raise BadInput(
-                Message("container.unknown-form", {"form": repr(word), "known": (*known, _ALL)}),
+                Message("container.unknown-form", {"form": repr(word), "known": (*FORMATS, _ALL)}),
                 Message("container.unknown-form-hint", {"near": _SYNONYMS.get(near, near)}),
             )
-    return known if _ALL in asked else tuple(dict.fromkeys(asked))
+    return FORMATS if _ALL in asked else tuple(dict.fromkeys(asked))
 
 
 def _compare(ui: Ui, request: Request) -> int:

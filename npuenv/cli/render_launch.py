@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import HelpfulCommand, Ui, common_options, request_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options, request_options
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npuenv.render.files import WrittenFiles
     from npuenv.render.launch.job import LaunchFiles
     from npuenv.resolve.types import Request
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("render-launch", cls=HelpfulCommand)
 @request_options
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Output folder.")
+@click.option("-o", "--out", type=FILE, metavar="DIR", help="Output folder.")
 @click.option("--recipe", default="", metavar="NAME", help="Published run to start from; see --list.")
 @click.option("--list", "is_list", is_flag=True, help="With --for: list the recipes and exit.")
 @click.option("--release", default="", metavar="V", help="Framework release or commit (default: the stack's).")
@@ -53,6 +54,9 @@ def command(
     A recipe is a published run; KEY=VALUE changes its values. Cards are assigned as published, as listed, or as
     planned. The memory is estimated, and a run that does not fit is not written (exit 1).
     """
+    from npuenv.render.files import WrittenFiles
+    from npuenv.render.launch.job import parse_overrides
+
     if request.stack is not None and "=" in request.stack:
         settings = (request.stack, *settings)
         request = replace(request, stack=None)
@@ -61,11 +65,11 @@ def command(
         return _list(ui, framework)
     if out is None:
         raise BadInput(Message("launch_roll.no-out"), Message("launch_roll.no-out-hint"))
-    options = app.LaunchOptions(overrides=app.launches.parse_overrides(settings), **said)
+    options = app.LaunchOptions(overrides=parse_overrides(settings), **said)
     host = click.get_current_context().params["host"]
     made = app.render_launch(request, options, StepProgress(ui), host=host, lang=ui.lang)
     is_refused = not (made.fits or force)
-    written = app.launches.NOTHING_WRITTEN if is_refused else app.write_launch(made.files, out, is_forced=force)
+    written = WrittenFiles() if is_refused else app.write_launch(made.files, out, is_forced=force)
     code = ExitCode.PROBLEMS if is_refused else ExitCode.FINE
     if ui.is_json:
         ui.print_json(report.launch.files_json(made, written, ui.lang, int(code)))
@@ -75,9 +79,10 @@ def command(
 
 
 def _list(ui: Ui, framework: str) -> int:
+    from npuenv.render.launch.generate import recipes
+
     found = {
-        name: about if isinstance(about, str) else say(about, ui.lang)
-        for name, about in app.launches.recipes(framework).items()
+        name: about if isinstance(about, str) else say(about, ui.lang) for name, about in recipes(framework).items()
     }
     if ui.is_json:
         document = {"schema": "npuenv.launch-recipes/1", "exit": 0, "framework": framework, "recipes": found}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import HelpfulCommand, Ui, absolute, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, absolute, common_options, require_one
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("smoke-train", cls=HelpfulCommand)
-@click.option(
-    "--target",
-    type=click.Path(path_type=Path),
-    help="Environment to test (default: the activated one, else the newest).",
-)
+@click.option("--target", type=FILE, help="Environment to test (default: the activated one, else the newest).")
 @click.option(
     "--backend",
     type=click.Choice(("builtin", "verl", "roll")),
@@ -51,17 +47,9 @@ if TYPE_CHECKING:
     "--off-policy", type=click.IntRange(0, 1), help="1: generate the next batch while training on the current one."
 )
 @click.option("--stack", metavar="NAME", help="Test the environment of this stack.")
+@click.option("-o", "--out", type=FILE, help="Folder for metrics and plot (default: the user's state folder).")
 @click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder for metrics and plot (default: the user's state folder).",
-)
-@click.option(
-    "--attest",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a redacted record of a run on cards that can be published.",
+    "--attest", type=FILE, metavar="FILE", help="Write a redacted record of a run on cards that can be published."
 )
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @common_options
@@ -110,9 +98,7 @@ def command(
     a card.
     """
     settings_given = with_options(parse_settings(settings), options)
-    if target and stack:
-        args = {"one": "--target", "other": "--stack"}
-        raise BadInput(Message("install.one-of", args), Message("install.one-of-hint", args))
+    require_one(**{"--target": target, "--stack": stack})
     if backend == "builtin" and model is not None:
         raise BadInput(Message("smoke.backend-model-alone"))
     if attest is not None and not app.training.has_cards():  # before the minutes of a run

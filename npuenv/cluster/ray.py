@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.inventory import NO_JUMP, Node, grouped
+from npuenv.cluster.inventory import read as read_inventory
 from npuenv.cluster.parallel_ssh import ProbeResult, run_program
 from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput
@@ -94,6 +95,37 @@ def state_path(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
 def state_folder(environ: Mapping[str, str]) -> Path:
     """The folder of all records."""
     return Path(data_folder(environ), "clusters")
+
+
+def known_cluster(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
+    """The cluster that was started (None: none was), its record, and the inventory, which may be gone.
+
+    Without an inventory it is the only cluster that there is.
+    """
+    if hosts is None:
+        return _only_one()
+    try:
+        inventory = read_inventory(hosts)
+    except BadInput:
+        path = state_path(hosts, os.environ)
+        cluster = load(path)
+        if cluster is None:
+            raise
+        return cluster, path, None
+    path = state_path(inventory, os.environ)
+    return load(path), path, inventory
+
+
+def _only_one() -> tuple[Cluster, Path, None]:
+    paths = sorted(state_folder(os.environ).glob("*.json"))
+    found = [(cluster, path) for path in paths if (cluster := load(path)) is not None]
+    if not found:
+        raise BadInput(Message("cluster.ray-none-at-all"), Message("cluster.ray-none-hint"))
+    if len(found) > 1:
+        sources = tuple(cluster.source or cluster.address for cluster, _ in found)
+        args = {"count": len(found), "sources": sources}
+        raise BadInput(Message("cluster.ray-several", {"count": len(found)}), Message("cluster.ray-several-hint", args))
+    return found[0][0], found[0][1], None
 
 
 def clusters_sharing(

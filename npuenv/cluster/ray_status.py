@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from npuenv.cluster.parallel_ssh import ProbeResult
-    from npuenv.cluster.ray import Cluster
+    from npuenv.cluster.ray import Cluster, StartedNode
     from npuenv.facts.ray import Demand
 
 _MARK = "RAY-NODES "
@@ -100,6 +100,32 @@ def is_complete(status: RayStatus, cluster: Cluster) -> bool:
     else:
         has_nodes = all(not each.address or status.living(each.address) for each in cluster.started)
     return has_nodes and (status.total(_CARD) or 0.0) >= cluster.cards
+
+
+def runs(result: ProbeResult, *, is_head: bool = False) -> bool:
+    """Whether the raylet lives, without which nothing is scheduled there; of a head also what all others need."""
+    needed = {"raylet", "gcs_server"} if is_head else {"raylet"}
+    return result.answer is not None and needed <= set(result.answer["running"])
+
+
+def serves(head: ProbeResult | None) -> bool:
+    """Whether the head can answer a question about Ray's state."""
+    if head is None or head.answer is None or "gcs_server" not in head.answer["running"]:
+        return False
+    return "gcs_server" not in (name for _, name in stopped_servers(head))
+
+
+def stopped_servers(result: ProbeResult) -> list[tuple[int, str]]:
+    """The servers of Ray there that a signal has stopped, by number and name."""
+    return [(int(pid), str(name)) for pid, name in result.fields.get("stopped", ())]
+
+
+def is_lost(started: StartedNode | None, status: RayStatus | None) -> bool:
+    """Whether Ray has given up a node, which it does not take back, or does not know it."""
+    if status is None or status.nodes is None or started is None or not started.address:
+        return False
+    row = status.at(started.address)
+    return row is None or not row.is_alive
 
 
 def foreign_nodes(status: RayStatus, cluster: Cluster) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from npuenv.host import Host, PathState, Ran
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from npuenv.core.plan import Condition
+    from npuenv.core.plan import Condition, Step
 
 INSPECTOR = ".npuenv/inspector.py"
 _PROBLEM = "problem: "
@@ -71,6 +71,17 @@ _VENV_PYTHON = "import sys; print('%d.%d' % sys.version_info[:2] if sys.prefix !
 def ask(host: Host, want: Condition) -> Fact[str]:
     """The present value of the fact that `want` names. Raises KeyError for a fact nobody can ask."""
     return _READERS[want.fact](host, *want.of)
+
+
+def unmet(step: Step, host: Host) -> tuple[tuple[Condition, Fact[str]], ...]:
+    """The conditions of a step that do not hold now, each with what was found."""
+    results = ((want, ask(host, want)) for want in step.done_when)
+    return tuple((want, fact) for want, fact in results if fact.value != want.value)
+
+
+def is_done(step: Step, host: Host) -> bool:
+    """Whether a step has nothing to do now."""
+    return bool(step.done_when) and not unmet(step, host)
 
 
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:

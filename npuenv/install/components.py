@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 
 
 LAST = "triton-ascend"
+UNPACKER = "unpacker.py"
+_VERSION = re.compile(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?")
+_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # a note about a source from no repository
+_ALL_PLACES = (*INDEX_VARIABLES, "UV_FIND_LINKS")
+_NETWORK = tuple(
+    spelling
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for spelling in (name, name.upper())
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +103,6 @@ class Making:
     def source(self, name: str) -> GitSource:
         """The stack's source of that name. Raises: StopIteration without one, which the stack's order rules out."""
         return next(s for s in self.stack.git_sources if canonicalize_name(s.name) == canonicalize_name(name))
-
-
-_ALL_PLACES = (*INDEX_VARIABLES, "UV_FIND_LINKS")
-_NETWORK = tuple(
-    spelling
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-    for spelling in (name, name.upper())
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +224,6 @@ def _complete_want(making: Making, packages: Sequence[LockedPackage]) -> Conditi
     return Condition("env.dists", (making.target.root, *making.over, *names), "complete")
 
 
-UNPACKER = "unpacker.py"
-_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # a note about a source from no repository
-
-
 def source_steps(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
     """The step that fetches the source, and the one that builds it unless it is used in place."""
     name = canonicalize_name(source.name)
@@ -299,10 +296,7 @@ def _cloned(making: Making, step: str, source: GitSource) -> Step:
         Run(("git", "-C", new, "submodule", "update", "--init", "--recursive")),
         *_exchange(making, source),
     )
-    done_when = (
-        Condition("file.text", *_want_note(making, source)),
-        Condition("path.state", (f"{folder}/.git",), "folder"),
-    )
+    done_when = (_note_want(making, source), Condition("path.state", (f"{folder}/.git",), "folder"))
     return Step(step, why, do, done_when, needs_network=True)
 
 
@@ -319,7 +313,7 @@ def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
         why = Message("plan.why-source-given", {"name": source.name, "path": given})
         argv = (making.tools.base_python, "-I", "-B", program, "unpack", given, digest or "-", new)
         do += (WriteFile(program, unpacker_text()), Run(argv))
-    wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
+    wants = (_note_want(making, source), Condition("path.state", (folder,), "folder"))
     return Step(step, why, (*do, *_exchange(making, source)), wants)
 
 
@@ -329,14 +323,14 @@ def _keep(making: Making, step: str, source: GitSource) -> Step:
     A script that runs on another machine stops here.
     """
     folder = _source_folder(making.target, source)
-    wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
+    wants = (_note_want(making, source), Condition("path.state", (folder,), "folder"))
     why = Message("plan.why-source-kept", {"name": source.name, "path": folder})
     return Step(step, why, (Run(("test", "-d", folder)),), wants)
 
 
-def _want_note(making: Making, source: GitSource) -> tuple[tuple[str, ...], str]:
+def _note_want(making: Making, source: GitSource) -> Condition:
     path, text = _source_note(making, source)
-    return (path,), text
+    return Condition("file.text", (path,), text)
 
 
 def _exchange(making: Making, source: GitSource) -> tuple[Action, ...]:
@@ -364,10 +358,7 @@ def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
         launcher = making.target.own("with-cann.sh")
         run = Run(("sh", launcher, *build.argv), build.env, build.unset)
         do = (Run(("rm", "-f", note)), WriteFile(launcher, LAUNCHER, 0o755), run)
-    done_when = (
-        Condition("env.dists", (making.target.root, name), "complete"),
-        Condition("file.text", (note,), text),
-    )
+    done_when = (Condition("env.dists", (making.target.root, name), "complete"), Condition("file.text", (note,), text))
     return Step(step, why, (*do, WriteFile(note, text)), done_when, is_upkeep=making.is_own)
 
 
@@ -382,11 +373,7 @@ def _build_env(making: Making, source: GitSource) -> dict[str, str]:
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VIRTUAL_ENV": making.target.root}
     if making.stack.cann_root:
         env["NPUENV_CANN"], env["NPUENV_NNAL"] = cann_scripts(making.stack)
-    if supplied(making, source) and _is_version(source.ref):
+    if supplied(making, source) and _VERSION.fullmatch(source.ref):
         # An archive of a repository has no history from which setuptools-scm could read the version.
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = source.ref.removeprefix("v")
     return env | ({"SOC_VERSION": making.stack.soc_version} if making.stack.soc_version else {})
-
-
-def _is_version(ref: str) -> bool:
-    return re.fullmatch(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", ref) is not None

@@ -5,27 +5,30 @@ Those in the data folder are found by listing it; for environments elsewhere the
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from npuenv import __version__
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
-from npuenv.core.seal import seal_of, text_hash
-from npuenv.facts.manifest import DAMAGED, MARKER, SCHEMA, Described, describe
+from npuenv.facts.manifest import DAMAGED, MARKER, Described, describe
 from npuenv.host.writing import claimed, settle, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from npuenv.host import Host
     from npuenv.lock.file import Lock
-    from npuenv.resolve.types import Stack
+
+
+CURRENT, PREVIOUS = "current", "previous"
+# Prefix of an environment's name while it is being deleted. Such a folder is never listed.
+_DYING = ".removing-"
+_OWN = ".npuenv"
+_RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
 
 
 class EnvironmentPlace(NamedTuple):
@@ -82,23 +85,6 @@ def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None
     return EnvironmentPlace(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
 
 
-def marker_text(lock: Lock, status: str, kind: str = "", manifest: str = "") -> str:
-    """The marker file of an environment. `status`: building, complete; `kind`: as in its target; `manifest`: the text
-    of the manifest, once it is complete.
-
-    It records from the start that a folder is the user's own, so that it is never deleted.
-    """
-    values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
-    values |= {"kind": kind} if kind == "existing" else {}
-    if manifest:
-        values["manifest"] = text_hash(manifest)
-        values["seal"] = seal_of(values)
-    return json.dumps(values, sort_keys=True) + "\n"
-
-
-CURRENT, PREVIOUS = "current", "previous"
-
-
 def points_to(link: Path) -> str:
     """The last part of a link's target; "" if there is no link."""
     return Path(os.readlink(link)).name if link.is_symlink() else ""
@@ -134,73 +120,6 @@ def _point(link: Path, root: Path) -> None:
     new.symlink_to(root)
     new.replace(link)
     settle(link.parent)
-
-
-class PackageChange(NamedTuple):
-    """A package or source that is not the same in both; "" where one side does not have it."""
-
-    name: str
-    before: str
-    after: str
-
-
-def changes(before: Lock, after: Lock) -> tuple[PackageChange, ...]:
-    """Changes by name. A package of the same version with changed files is listed with the first digits of its hash."""
-    old, new = _versions(before), _versions(after)
-    found = []
-    for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name, ("", "")), new.get(name, ("", ""))
-        if one == other:
-            continue
-        has_same_version = one[0] == other[0]
-        found.append(PackageChange(name, *(" ".join(each) if has_same_version else each[0] for each in (one, other))))
-    return tuple(found)
-
-
-def _versions(lock: Lock) -> dict[str, tuple[str, str]]:
-    """Name -> version, and what distinguishes two files of one version."""
-    packages = {each.name: (each.version, ",".join(digest[:8] for digest in each.sha256)) for each in lock.packages}
-    return {**packages, **{each.name: (each.ref, each.repo) for each in lock.sources}}
-
-
-def manifest_text(
-    stack: Stack,
-    lock: Lock,
-    *,
-    kind: str,
-    origin: str,
-    steps: Sequence[str],
-    request: Mapping[str, Any],
-    supplied: Mapping[str, str],
-    files: Mapping[str, str],
-) -> str:
-    """The manifest that the last step writes. The same plan gives the same text: no clock, no host.
-
-    `files`: path below the environment -> text of the files that the plan writes and restores when they are lost.
-    `supplied`: for each source from no repository its digest by name: `sha256:HEX`, `tree:HEX` or `folder PATH`.
-    """
-    sources = [{"name": each.name, "ref": each.ref, "how": each.how} for each in stack.git_sources]
-    document = {
-        "schema": SCHEMA,
-        "npuenv": __version__,
-        "stack": stack.name,
-        "framework": stack.framework,
-        "platform": lock.platform,
-        "lock": lock.hash,
-        "kind": kind,
-        "origin": origin,
-        "steps": list(steps),
-        "sources": [{**each, "from": supplied[each["name"]]} if each["name"] in supplied else each for each in sources],
-        "request": dict(request),
-        "files": {path: text_hash(text) for path, text in files.items()},
-    }
-    return json.dumps(document, indent=1, sort_keys=True) + "\n"
-
-
-# Prefix of an environment's name while it is being deleted. Such a folder is never listed.
-_DYING = ".removing-"
-_OWN = ".npuenv"
-_RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
 
 
 class EnvironmentEntry(NamedTuple):

@@ -1,4 +1,4 @@
-"""Runs a plan on this machine step by step. It can be interrupted anywhere and run again.
+"""Runs a plan on this machine step by step, and says why a step failed. It can be interrupted anywhere and run again.
 
 A step's conditions are checked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the
 exit code). A journal and one log per step are in `.npuenv/` below the environment.
@@ -19,27 +19,27 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from npuenv.core import documents as _json
+from npuenv.core.documents import parse_json
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import Message
-from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
-from npuenv.facts.conditions import INSPECTOR, ask
+from npuenv.core.plan import Action, Plan, Run, Step, WriteFile
+from npuenv.facts.conditions import INSPECTOR, ask, is_done, unmet
 from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host import PathState
 from npuenv.host.background import Running
 from npuenv.host.writing import append_line, claim, write_whole
-from npuenv.install.failures import reason, short, system_error, tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.core.fact import Fact
     from npuenv.host import Host
+
 
 _POLL_S = 0.05
 _GRACE_S = 1.0
 _WAITING_S = 1.0
+_TAIL_BYTES = 1 << 16
 _NOT_DONE = "execute.not-done-after"
 # Errors about the target folder that a second attempt cannot fix.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -124,7 +124,7 @@ def execute(plan: Plan, session: ExecutionContext, *, only: str | None = None, s
     steps = chosen(plan, only, start_at)
     _require_begun(plan.steps[: plan.steps.index(steps[0])] if steps else (), session)
     done: dict[str, None] = {}
-    with _ExclusiveUse(session, plan) as held:
+    with _exclusive_use(plan, session) as held:
         try:
             _perform_all(steps, session, held, done)
         except StepFailed as error:
@@ -155,31 +155,6 @@ def _is_retryable(steps: Sequence[Step], session: ExecutionContext, error: StepF
     return any(value not in (None, want.value) for want, value in zip(wants, found))
 
 
-def unmet(step: Step, host: Host) -> tuple[tuple[Condition, Fact[str]], ...]:
-    """The conditions of a step that do not hold now, each with what was found."""
-    results = ((want, ask(host, want)) for want in step.done_when)
-    return tuple((want, fact) for want, fact in results if fact.value != want.value)
-
-
-def is_done(step: Step, host: Host) -> bool:
-    """Whether a step has nothing to do now."""
-    return bool(step.done_when) and not unmet(step, host)
-
-
-def changes_more_than_its_own(steps: Sequence[Step], host: Host) -> bool:
-    """Whether the pending steps change more than files that npuenv itself put into a complete environment.
-
-    Activating it in place of another counts as more. Nothing is hashed for this check.
-    """
-    for step in steps:
-        if not (step.is_upkeep or is_done(step, host)):
-            return True
-        links = (want for want in step.done_when if want.fact == "path.link")
-        if any(ask(host, want).value != want.value for want in links):
-            return True
-    return False
-
-
 def chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, ...]:
     """All steps of a plan, `only` that one, or `start_at` and those after it. Raises: BadInput for an unknown one."""
     ids = [step.id for step in plan.steps]
@@ -206,58 +181,52 @@ def _require_begun(before: Sequence[Step], session: ExecutionContext) -> None:
         raise BadInput(Message("execute.not-begun", args), Message("execute.not-begun-hint"))
 
 
-class _ExclusiveUse:
-    """Locks the environment against a second execution; returns the descriptor that holds the lock.
+@contextlib.contextmanager
+def _exclusive_use(plan: Plan, session: ExecutionContext) -> Iterator[int]:
+    """Locks the environment against a second execution; gives the descriptor that holds the lock.
 
     The programs of the steps inherit it: a program of another user, which cannot be ended from here, still holds the
     lock.
     """
+    try:
+        (session.own / "logs").mkdir(parents=True, exist_ok=True)
+        held, has_waited = _wait(session)
+    except OSError as error:
+        why = system_error(error, session.root)
+        if error.errno in _NO_PLACE:
+            raise BadInput(why, Message("plan.choose-target")) from error
+        raise StepFailed(why, _run_again(session)) from error
+    try:
+        if has_waited:
+            _require_same_lock(plan, session)
+        yield held
+    finally:
+        os.close(held)
 
-    def __init__(self, session: ExecutionContext, plan: Plan) -> None:
-        self._session = session
-        self._plan = plan
 
-    def __enter__(self) -> int:
-        try:
-            (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
-            self._held = self._wait()
-        except OSError as error:
-            reason = system_error(error, self._session.root)
-            if error.errno in _NO_PLACE:
-                raise BadInput(reason, Message("plan.choose-target")) from error
-            raise StepFailed(reason, _run_again(self._session)) from error
-        return self._held
+def _wait(session: ExecutionContext) -> tuple[int, bool]:
+    """Waits for the lock; its descriptor, and whether the wait was reported.
 
-    def _wait(self) -> int:
-        """Waits for the lock. Reports it only after a moment, because a process that was just killed takes a moment to
-        end.
-        """
-        path = str(self._session.own / "running")
-        tells_at, is_reported = time.monotonic() + _GRACE_S, False
-        while (held := claim(path)) is None:
-            if not is_reported and time.monotonic() >= tells_at:
-                is_reported = True
-                self._session.wait(_holders(path))
-            time.sleep(_POLL_S)
-        if is_reported:
-            try:
-                self._require_same_lock()
-            except BaseException:
-                os.close(held)
-                raise
-        return held
+    That is done only after a moment, because a process that was just killed takes a moment to end.
+    """
+    path = str(session.own / "running")
+    tells_at, is_reported = time.monotonic() + _GRACE_S, False
+    while (held := claim(path)) is None:
+        if not is_reported and time.monotonic() >= tells_at:
+            is_reported = True
+            session.wait(_holders(path))
+        time.sleep(_POLL_S)
+    return held, is_reported
 
-    def _require_same_lock(self) -> None:
-        """Raises BadInput if the environment has another lock than before the wait: the plan no longer applies."""
-        texts = [(each.path, each.text) for step in self._plan.steps for each in step.do if isinstance(each, WriteFile)]
-        planned = {_json.parse_json(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
-        found = describe(self._session.host, self._session.root)
-        if found is not None and planned and found.lock not in planned:
-            args = {"path": self._session.root, "stack": found.stack, "lock": found.lock}
-            raise BadInput(Message("execute.taken-meanwhile", args), _run_again(self._session))
 
-    def __exit__(self, *error: object) -> None:
-        os.close(self._held)
+def _require_same_lock(plan: Plan, session: ExecutionContext) -> None:
+    """Raises BadInput if the environment has another lock than before the wait: the plan no longer applies."""
+    texts = [(each.path, each.text) for step in plan.steps for each in step.do if isinstance(each, WriteFile)]
+    planned = {parse_json(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
+    found = describe(session.host, session.root)
+    if found is not None and planned and found.lock not in planned:
+        args = {"path": session.root, "stack": found.stack, "lock": found.lock}
+        raise BadInput(Message("execute.taken-meanwhile", args), _run_again(session))
 
 
 def _holders(path: str) -> tuple[int, ...]:
@@ -316,7 +285,7 @@ def _act(
     except OSError as error:
         raise _failed(step, session, system_error(error, error.filename or session.root)) from error
     if code != 0:
-        raise _failed(step, session, reason(tail(session.log(step)), action, code))
+        raise _failed(step, session, failure_reason(tail(session.log(step)), action, code))
 
 
 def _run(action: Run, step: Step, session: ExecutionContext, held: int, on_line: Callable[[str | None], None]) -> int:
@@ -394,3 +363,78 @@ def _note(session: ExecutionContext, step: Step, state: str, *, is_best_effort: 
     except OSError as error:
         if not is_best_effort:
             raise _failed(step, session, system_error(error, session.root)) from error
+
+
+def failure_reason(text: str, action: Run, code: int) -> Message:
+    """The sentence for a program's output; the deciding line of the output if no sentence is known."""
+    last = deciding_line(text)
+    for marks, key in _KNOWN_FAILURES:
+        hit = next((line.strip() for line in text.splitlines() if any(mark in line for mark in marks)), None)
+        if hit is not None:
+            return Message(key, {"line": short(without_secrets(hit)), "program": Path(action.argv[0]).name})
+    if code < 0:
+        return Message("execute.program-killed", {"program": Path(action.argv[0]).name, "signal": -code})
+    return Message("execute.program-failed", {"program": Path(action.argv[0]).name, "code": code, "line": short(last)})
+
+
+_NO_NETWORK = ("dns error", "Connection refused", "Network is unreachable", "Could not resolve host", "timed out",
+               "client error (Connect)", "error sending request")  # fmt: skip
+# Messages of uv and git about a proxy that rejects the request, and about an unreachable one.
+_PROXY = ("proxy authorization required", "tunnel error: unsuccessful", "CONNECT tunnel failed",
+          "tunnel error: failed to create underlying connection", "Proxy Authentication Required")  # fmt: skip
+_NO_WHEEL = ("was not found in the provided package locations", "was not found in the package registry",
+             "Because there is no version of", "Failed to read `--find-links` directory",
+             "has no usable wheels", "has no wheels with a matching")  # fmt: skip
+_BROKEN_REMOTE = ("does not appear to be a git repository", "Could not read from remote repository",
+                  "fatal: repository '", "couldn't find remote ref", "fatal: unable to access", "fatal: early EOF",
+                  "fatal: git checkout: --detach does not take a path argument", "fatal: unable to read tree",
+                  "did not match any file(s) known to git", "fatal: reference is not a tree",
+                  "fatal: invalid reference", "fatal: the remote end hung up")  # fmt: skip
+_COMPILERS = ("'gcc'", "'g++'", "'cc'", "'c++'", "'clang'", "'cmake'", "'ninja'", "'make'", "'rustc'", "'cargo'")
+_NO_COMPILER = (*(f"No such file or directory: {name}" for name in _COMPILERS), "gcc: command not found",
+                "No CMAKE_CXX_COMPILER could be found", "No CMAKE_C_COMPILER could be found",
+                "can't find Rust compiler", "unable to execute 'gcc'", "unable to execute 'g++'")  # fmt: skip
+# In this order: a full disk also breaks downloads, a refused connection also causes "no solution found", and a proxy's
+# refusal comes before the connection error that it causes.
+_KNOWN_FAILURES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("No space left on device", "os error 28", "Disk quota exceeded"), "execute.disk-full"),
+    (("Read-only file system", "Permission denied", "os error 13", "os error 30"), "execute.not-writable"),
+    (("Hash mismatch", "hash mismatch"), "execute.hash-mismatch"),
+    (_PROXY, "execute.proxy-refuses"),
+    (_NO_NETWORK, "execute.no-network"),
+    (_NO_COMPILER, "execute.no-compiler"),
+    (_BROKEN_REMOTE, "execute.broken-remote"),
+    (_NO_WHEEL, "execute.no-wheel"),
+)
+
+
+def deciding_line(text: str) -> str:
+    """The line of a program's output that gives the reason: a problem, a cause, an error, else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("$ ")]
+    for marks in (("problem: ",), ("Because ",), ("cause: ", "Caused by: "), ("error: ", "fatal: ", "ERROR: ")):
+        hits = [line for line in lines if any(mark in line for mark in marks)]
+        if hits:
+            return without_secrets(hits[0])
+    return without_secrets(lines[-1]) if lines else ""
+
+
+def system_error(error: OSError, path: str) -> Message:
+    args = {"line": f"{path}: {error.strerror}", "program": "npuenv"}
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Message("execute.disk-full", args)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Message("execute.not-writable", args)
+    return Message("execute.system-error", args)
+
+
+def tail(log: Path) -> str:
+    """The end of a log, from the last command on."""
+    with log.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return text.rpartition("\n$ ")[2] if "\n$ " in text else text
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 400 else text[:397] + "..."

@@ -8,19 +8,21 @@ The stack's published order matters for components built from source and for tri
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
+from npuenv import __version__
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile, chained
-from npuenv.facts.conditions import INSPECTOR, ask, dist_versions
-from npuenv.facts.manifest import MANIFEST, MARKER, describe
+from npuenv.core.seal import seal_of, text_hash
+from npuenv.facts.conditions import INSPECTOR, ask, dist_versions, unmet
+from npuenv.facts.manifest import MANIFEST, MARKER, SCHEMA, describe
 from npuenv.install import components
 from npuenv.install.components import LAST, Making, Tools, supplied
 from npuenv.install.env_verifier import text as program
-from npuenv.install.environments import manifest_text, marker_text
 from npuenv.lock.file import write_lock
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import BuildStep, Stack
@@ -31,64 +33,6 @@ if TYPE_CHECKING:
     from npuenv.host import Host
     from npuenv.install.environments import EnvironmentPlace
     from npuenv.lock.file import Lock
-
-
-def replaced_packages(host: Host, target: EnvironmentPlace, plan: Plan) -> tuple[Message, ...]:
-    """The plan's changes to installed packages: new versions, reinstalled, added, removed.
-
-    Empty for an environment of npuenv's own, and if everything is installed. uv installs a step's packages together, so
-    a package at the right version is reinstalled if another one of its step is missing.
-    """
-    if target.kind != "existing":
-        return ()
-    present = dist_versions(host, target.python).value
-    if present is None:
-        return (Message("plan.changes-unknown", {"path": target.root}),)
-    found: dict[str, dict[str, str | Message]] = {"version": {}, "again": {}, "new": {}, "out": {}}
-    for step in plan.steps:
-        for kind, name, text in (
-            *_replaced_by_wheels(step, present),
-            *_replaced_by_build(host, step, present),
-            *_replaced_by_removal(step, present),
-        ):
-            found[kind][name] = text
-    return tuple(
-        Message(f"plan.changes-{kind}", {"path": target.root, "count": len(texts), "names": tuple(texts.values())})
-        for kind, texts in ((kind, dict(sorted(texts.items()))) for kind, texts in found.items() if texts)
-    )
-
-
-def _replaced_by_wheels(step: Step, present: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Kind, name and description of each package of a step that installs wheels; none if all are installed."""
-    words = [word for want in step.done_when if want.fact == "env.dists" for word in want.of[1:]]
-    wanted = dict(word.split("==", 1) for word in words if "==" in word)
-    if all(present.get(name) == version for name, version in wanted.items()):
-        return []
-    found = []
-    for name, version in wanted.items():
-        before = present.get(name)
-        if before is None:
-            found.append(("new", name, f"{name} {version}"))
-        elif before == version:
-            found.append(("again", name, f"{name} {version}"))
-        else:
-            found.append(("version", name, f"{name} {before} -> {version}"))
-    return found
-
-
-def _replaced_by_build(host: Host, step: Step, present: Mapping[str, str]) -> list[tuple[str, str, str | Message]]:
-    """The same for a step that builds a package; its version is known only afterwards."""
-    names = [want.of[-1] for want in step.done_when if want.fact == "env.dists" and "=" not in want.of[-1]]
-    notes = [want for want in step.done_when if want.fact == "file.text"]
-    if all(name in present for name in names) and all(ask(host, want).value == want.value for want in notes):
-        return []
-    built = {name: Message("plan.built-from-source", {"name": name, "before": present.get(name, "")}) for name in names}
-    return [("version", name, built[name]) if name in present else ("new", name, name) for name in names]
-
-
-def _replaced_by_removal(step: Step, present: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    wants = [want for want in step.done_when if want.fact == "dist.version" and want.value == ""]
-    return [("out", want.of[-1], f"{want.of[-1]} {present[want.of[-1]]}") for want in wants if want.of[-1] in present]
 
 
 ACTIVATION = "activate.sh"
@@ -102,7 +46,80 @@ _OF_CONDA = (*_OF_VENV, "etc", "man", "sbin", "ssl", "var", "compiler_compat",
              "aarch64-conda-linux-gnu", "x86_64-conda-linux-gnu")  # fmt: skip
 
 
-def creation_step(making: Making) -> Step:
+def plan_install(
+    stack: Stack,
+    lock: Lock,
+    target: EnvironmentPlace,
+    tools: Tools,
+    *,
+    activation: str | Mapping[str, str],
+    request: Mapping[str, Any] | None = None,
+    before: Sequence[Step] = (),
+    is_repairing: bool = False,
+) -> Plan:
+    """All steps from an empty folder to a verified environment.
+
+    `activation`: the activation files' texts by their paths below the environment; a single text is that of
+    `activate.sh`. `request`: the request, for the manifest. `before`: prerequisite steps (`prerequisites`).
+    With `is_repairing`, altered packages of the lock are also removed from an environment that the user already had.
+    Packages without a hash get a step of their own that says so; callers that execute the plan refuse such a lock first
+    (`npuenv.lock.checking.require_complete`).
+    """
+    making = Making(stack, lock, target, tools, request or {})
+    steps = [*before, _creation_step(making), _inspector_step(making)]
+    # Changes in the user's own environment may be intentional: they are removed only on request.
+    if making.is_own or is_repairing:
+        steps.append(_mend_step(making, is_repairing=is_repairing))
+    steps += _components(making)
+    files = {ACTIVATION: activation} if isinstance(activation, str) else activation
+    steps += [_activation_step(making, files), _verification_step(making)]
+    steps.append(_finish_step(making, steps))
+    return Plan(chained(steps))
+
+
+def _components(making: Making) -> list[Step]:
+    """The stack's order as steps. Wheels between two entries whose order matters are installed together."""
+    steps: list[Step] = []
+    wheels: list[BuildStep] = []
+    for item in _in_order(making.stack):
+        if item.does not in ("git", "uninstall") and LAST not in item.what:
+            wheels.append(item)
+            continue
+        steps += components.wheel_steps(making, wheels)
+        wheels = []
+        if item.does == "git":
+            steps += [step for name in item.what for step in components.source_steps(making, item, making.source(name))]
+        elif item.does == "uninstall":
+            steps.append(components.removal_step(making, item))
+        else:
+            steps += components.wheel_steps(making, [item])
+    return steps + components.wheel_steps(making, wheels)
+
+
+def _in_order(stack: Stack) -> list[BuildStep]:
+    """The stack's complete order: entries that no step names before the first build, LAST at the end."""
+    items = list(stack.order)
+    if not any(item.does == "rest" for item in items):
+        first_build = next((n for n, item in enumerate(items) if item.does == "git"), len(items))
+        items.insert(first_build, BuildStep("rest", "rest", (), Message("plan.why-rest")))
+    last = [item for item in items if item.does == "pip" and LAST in item.what]
+    return [item for item in items if item not in last] + last
+
+
+def keep_supplied(host: Host, stack: Stack, lock: Lock, target: EnvironmentPlace, tools: Tools) -> Tools:
+    """The tools with the sources that were supplied before, unless a finished environment is recreated.
+
+    Those of an unfinished environment are dropped: they may be the reason that it was never finished.
+    """
+    found = components.supplied_in(host, target, stack)
+    there = describe(host, target.root) if found else None
+    if there is None or not there.npuenv:
+        return tools
+    is_changed = unmet(_creation_step(Making(stack, lock, target, tools)), host)
+    return tools if is_changed else replace(tools, supplied_before=found)
+
+
+def _creation_step(making: Making) -> Step:
     """Creates an environment unless the existing one has this Python and this lock; other content is removed first.
 
     In an environment that the user already had nothing is created or removed.
@@ -147,7 +164,7 @@ def _creation(making: Making) -> tuple[Action, ...]:
     return ()
 
 
-def inspector_step(making: Making) -> Step:
+def _inspector_step(making: Making) -> Step:
     """Writes the verifier program of this environment; a newer one replaces it and changes nothing else."""
     path, text = f"{making.target.root}/{INSPECTOR}", program()
     do = (WriteFile(path, text),)
@@ -155,7 +172,7 @@ def inspector_step(making: Making) -> Step:
     return Step("inspector", Message("plan.why-inspector"), do, wants, is_upkeep=True)
 
 
-def mend_step(making: Making, *, is_repairing: bool = False) -> Step:
+def _mend_step(making: Making, *, is_repairing: bool = False) -> Step:
     """Removes what is damaged; in the user's own environment only packages of the lock, because npuenv cannot reinstall
     others.
 
@@ -171,7 +188,7 @@ def mend_step(making: Making, *, is_repairing: bool = False) -> Step:
     return Step(MEND, Message("plan.why-mend"), (Run(argv),), (want,), is_upkeep=making.is_own)
 
 
-def activation_step(making: Making, files: Mapping[str, str]) -> Step:
+def _activation_step(making: Making, files: Mapping[str, str]) -> Step:
     """The activation scripts and their data files: path below the environment -> text."""
     placed = {f"{making.target.root}/{name}": text for name, text in files.items()}
     do = tuple(WriteFile(path, text) for path, text in placed.items())
@@ -180,7 +197,7 @@ def activation_step(making: Making, files: Mapping[str, str]) -> Step:
     return Step("activate", why, do, wants, is_upkeep=True)
 
 
-def verification_step(making: Making) -> Step:
+def _verification_step(making: Making) -> Step:
     root, lock = making.target.root, making.lock
     words = [word for probe in _probes(making) for word in ("--import", probe)]
     words += [f"{package.name}=={package.version}" for package in lock.packages]
@@ -198,25 +215,10 @@ def _probes(making: Making) -> list[str]:
     return found + [row.module for row in load_matrix().probes if making.lock.package(row.distribution)]
 
 
-def finish_step(making: Making, steps: Sequence[Step]) -> Step:
-    """Declares the environment complete and makes it the current one; the former one stays as `previous`.
-
-    The manifest also records the conditions of each step's own files, so that missing ones can be found from it.
-    """
-    below = f"{making.target.root}/"
-    wants_of_files = [want for step in steps for want in step.done_when if want.fact == "file.text"]
-    files = {want.of[0][len(below) :]: want.value for want in wants_of_files if want.of[0].startswith(below)}
+def _finish_step(making: Making, steps: Sequence[Step]) -> Step:
+    """Declares the environment complete and makes it the current one; the former one stays as `previous`."""
     root, link = making.target.root, making.target.link
-    manifest = manifest_text(
-        making.stack,
-        making.lock,
-        kind=making.target.kind,
-        origin="bundle" if making.tools.wheels else "indexes",
-        steps=(*(step.id for step in steps), FINISH),
-        request=making.request,
-        supplied={each.name: text for each in making.stack.git_sources if (text := supplied(making, each))},
-        files=files,
-    )
+    manifest = _manifest_text(making, steps)
     marker = marker_text(making.lock, "complete", making.target.kind, manifest)
     do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
     wants = [
@@ -229,78 +231,103 @@ def finish_step(making: Making, steps: Sequence[Step]) -> Step:
     return Step(FINISH, Message("plan.why-finish"), tuple(do), tuple(wants), is_upkeep=True)
 
 
-def plan_install(
-    stack: Stack,
-    lock: Lock,
-    target: EnvironmentPlace,
-    tools: Tools,
-    *,
-    activation: str | Mapping[str, str],
-    request: Mapping[str, Any] | None = None,
-    before: Sequence[Step] = (),
-    is_repairing: bool = False,
-) -> Plan:
-    """All steps from an empty folder to a verified environment.
+def _manifest_text(making: Making, steps: Sequence[Step]) -> str:
+    """The manifest that the last step writes. The same plan gives the same text: no clock, no host.
 
-    `activation`: the activation files' texts by their paths below the environment; a single text is that of
-    `activate.sh`. `request`: the request, for the manifest. `before`: prerequisite steps (`prerequisites`).
-    With `is_repairing`, altered packages of the lock are also removed from an environment
-    that the user already had. Packages without a hash get a step of their own that says so; callers that execute the
-    plan refuse such a lock first (`npuenv.lock.checking.require_complete`).
+    It has the hashes of the files that the steps write, so that missing ones can be found from it, and for each source
+    from no repository its digest: `sha256:HEX`, `tree:HEX` or `folder PATH`.
     """
-    making = Making(stack, lock, target, tools, request or {})
-    steps = [*before, creation_step(making), inspector_step(making)]
-    # Changes in the user's own environment may be intentional: they are removed only on request.
-    if making.is_own or is_repairing:
-        steps.append(mend_step(making, is_repairing=is_repairing))
-    steps += _components(making)
-    files = {ACTIVATION: activation} if isinstance(activation, str) else activation
-    steps += [activation_step(making, files), verification_step(making)]
-    steps.append(finish_step(making, steps))
-    return Plan(chained(steps))
+    stack, below = making.stack, f"{making.target.root}/"
+    wants_of_files = [want for step in steps for want in step.done_when if want.fact == "file.text"]
+    sources = [
+        {"name": each.name, "ref": each.ref, "how": each.how, **({"from": digest} if digest else {})}
+        for each in stack.git_sources
+        for digest in [supplied(making, each)]
+    ]
+    document = {
+        "schema": SCHEMA,
+        "npuenv": __version__,
+        "stack": stack.name,
+        "framework": stack.framework,
+        "platform": making.lock.platform,
+        "lock": making.lock.hash,
+        "kind": making.target.kind,
+        "origin": "bundle" if making.tools.wheels else "indexes",
+        "steps": [*(step.id for step in steps), FINISH],
+        "sources": sources,
+        "request": dict(making.request),
+        "files": {
+            want.of[0].removeprefix(below): text_hash(want.value)
+            for want in wants_of_files
+            if want.of[0].startswith(below)
+        },
+    }
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def keep_supplied(host: Host, stack: Stack, lock: Lock, target: EnvironmentPlace, tools: Tools) -> Tools:
-    """The tools with the sources that were supplied before, unless a finished environment is recreated.
+def marker_text(lock: Lock, status: str, kind: str = "", manifest: str = "") -> str:
+    """The marker file of an environment. `status`: building, complete; `kind`: as in its target; `manifest`: the text
+    of the manifest, once it is complete.
 
-    Those of an unfinished environment are dropped: they may be the reason that it was never finished.
+    It records from the start that a folder is the user's own, so that it is never deleted.
     """
-    found = components.supplied_in(host, target, stack)
-    there = describe(host, target.root) if found else None
-    if there is None or not there.npuenv:
-        return tools
-    conditions = creation_step(Making(stack, lock, target, tools)).done_when
-    is_unchanged = all(ask(host, want).value == want.value for want in conditions)
-    return replace(tools, supplied_before=found) if is_unchanged else tools
+    values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
+    values |= {"kind": kind} if kind == "existing" else {}
+    if manifest:
+        values["manifest"] = text_hash(manifest)
+        values["seal"] = seal_of(values)
+    return json.dumps(values, sort_keys=True) + "\n"
 
 
-def in_order(stack: Stack) -> list[BuildStep]:
-    """The stack's complete order: entries that no step names before the first build, LAST at the end."""
-    items = list(stack.order)
-    if not any(item.does == "rest" for item in items):
-        first_build = next((n for n, item in enumerate(items) if item.does == "git"), len(items))
-        items.insert(first_build, BuildStep("rest", "rest", (), Message("plan.why-rest")))
-    last = [item for item in items if item.does == "pip" and LAST in item.what]
-    return [item for item in items if item not in last] + last
+def replaced_packages(host: Host, target: EnvironmentPlace, plan: Plan) -> tuple[Message, ...]:
+    """The plan's changes to installed packages: new versions, reinstalled, added, removed.
+
+    Empty for an environment of npuenv's own, and if everything is installed. uv installs a step's packages together, so
+    a package at the right version is reinstalled if another one of its step is missing.
+    """
+    if target.kind != "existing":
+        return ()
+    present = dist_versions(host, target.python).value
+    if present is None:
+        return (Message("plan.changes-unknown", {"path": target.root}),)
+    found: dict[str, dict[str, str | Message]] = {"version": {}, "again": {}, "new": {}, "out": {}}
+    for step in plan.steps:
+        for kind, name, text in (
+            *_replaced_by_wheels(step, present),
+            *_replaced_by_build(host, step, present),
+            *_replaced_by_removal(step, present),
+        ):
+            found[kind][name] = text
+    return tuple(
+        Message(f"plan.changes-{kind}", {"path": target.root, "count": len(texts), "names": tuple(texts.values())})
+        for kind, texts in ((kind, dict(sorted(texts.items()))) for kind, texts in found.items() if texts)
+    )
 
 
-def _components(making: Making) -> list[Step]:
-    """The stack's order as steps. Wheels between two entries whose order matters are installed together."""
-    steps: list[Step] = []
-    wheels: list[BuildStep] = []
-    for item in in_order(making.stack):
-        is_last = LAST in item.what
-        if item.does not in ("git", "uninstall") and not is_last:
-            wheels.append(item)
-            continue
-        steps += components.wheel_steps(making, wheels)
-        wheels = []
-        if item.does == "git":
-            steps += [step for name in item.what for step in components.source_steps(making, item, making.source(name))]
-        else:
-            steps += (
-                [components.removal_step(making, item)]
-                if item.does == "uninstall"
-                else components.wheel_steps(making, [item])
-            )
-    return steps + components.wheel_steps(making, wheels)
+def _replaced_by_wheels(step: Step, present: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Kind, name and description of each package of a step that installs wheels; none if all are installed."""
+    words = [word for want in step.done_when if want.fact == "env.dists" for word in want.of[1:]]
+    wanted = dict(word.split("==", 1) for word in words if "==" in word)
+    if all(present.get(name) == version for name, version in wanted.items()):
+        return []
+    found = []
+    for name, version in wanted.items():
+        before = present.get(name)
+        kind = "new" if before is None else "again" if before == version else "version"
+        found.append((kind, name, f"{name} {before} -> {version}" if kind == "version" else f"{name} {version}"))
+    return found
+
+
+def _replaced_by_build(host: Host, step: Step, present: Mapping[str, str]) -> list[tuple[str, str, str | Message]]:
+    """The same for a step that builds a package; its version is known only afterwards."""
+    names = [want.of[-1] for want in step.done_when if want.fact == "env.dists" and "=" not in want.of[-1]]
+    notes = [want for want in step.done_when if want.fact == "file.text"]
+    if all(name in present for name in names) and all(ask(host, want).value == want.value for want in notes):
+        return []
+    built = {name: Message("plan.built-from-source", {"name": name, "before": present.get(name, "")}) for name in names}
+    return [("version", name, built[name]) if name in present else ("new", name, name) for name in names]
+
+
+def _replaced_by_removal(step: Step, present: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    wants = [want for want in step.done_when if want.fact == "dist.version" and want.value == ""]
+    return [("out", want.of[-1], f"{want.of[-1]} {present[want.of[-1]]}") for want in wants if want.of[-1] in present]

@@ -40,7 +40,22 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
-ROOT, SUDO, NONE = "root", "sudo", "none"
+_ROOT, _SUDO, _NONE = "root", "sudo", "none"
+# Ids of /etc/os-release. ID_LIKE is ignored, because package names of unknown systems must not be guessed.
+_DEBIANS = ("ubuntu", "debian")
+_RPMS = ("openeuler", "centos", "rhel", "fedora", "rocky", "almalinux", "kylin", "anolis", "hce", "euleros", "bclinux")
+_LOCK_WAIT_S = 120  # another installation, often the nightly one, may hold apt's lock
+PARTS = ("toolkit", "ops", "nnal")  # in install order
+_CANN_FILE = re.compile(
+    r"""(?P<maker>Ascend|Atlas-A3)-cann-
+    (?:(?P<part>toolkit|nnal)|kernels-(?P<chip>[0-9A-Za-z]+)|(?P<newer>[0-9A-Za-z]+)-ops|(?P<bare>kernels))
+    [_-](?P<version>[0-9][0-9A-Za-z.]*?(?:-(?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?)
+    [_-]linux(?:[-_.](?P<arch>aarch64|x86_64|x86-64))?
+    \.(?P<form>run|deb|rpm)""",
+    re.VERBOSE,
+)
+_HASH_TIMEOUT_S = 600.0
+_DEFAULT_FOLDER = "/usr/local/Ascend"  # the fixed install path of packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,98 +67,6 @@ class Prerequisites:
 
     def __add__(self, other: Prerequisites) -> Prerequisites:
         return Prerequisites(self.steps + other.steps, self.notes + other.notes)
-
-
-def privilege_of(host: Host) -> str:
-    """How a command gets root privileges: it has them (`root`), through `sudo`, or not at all (`none`)."""
-    ran = host.run(("id", "-u"))
-    if ran.code == 0 and ran.out.strip() == "0":
-        return ROOT
-    folders = [folder for folder in host.environ().get("PATH", "").split(":") if folder.startswith("/")]
-    paths = [f"{folder}/sudo" for folder in dict.fromkeys((*folders, "/usr/bin"))]
-    return SUDO if any(host.look(path).state is PathState.FILE for path in paths) else NONE
-
-
-def as_root(run: Run, privilege: str) -> Run:
-    """The command with root privileges. sudo never asks for a password and passes no variables on."""
-    if privilege != SUDO:
-        return run
-    env = ("env", *(f"{name}={value}" for name, value in run.env.items())) if run.env else ()
-    return replace(run, argv=("sudo", "-n", *env, *run.argv), env={})
-
-
-def as_lines(actions: tuple[Action, ...]) -> str:
-    """The commands of a step as root would type them."""
-    lines = []
-    for action in actions:
-        if isinstance(action, WriteFile):
-            continue
-        line = shlex.join(action.argv)
-        env = " ".join(f"{name}={shlex.quote(value)}" for name, value in action.env.items())
-        lines.append(f"env {env} {line}" if env else line)
-    return " && ".join(lines)
-
-
-def cann_scripts(stack: Stack) -> tuple[str, str]:
-    """The two scripts that set the variables of CANN and of NNAL.
-
-    In the older layout (`ascend-toolkit/8.3.RC1`) the script is beside the version folder, in the newer one
-    (`cann-8.5.0`) inside it.
-    """
-    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
-    home = root.parent if _is_old(root) else root
-    return str(home / "set_env.sh"), str(PurePosixPath(ascend_folder(stack)) / "nnal" / "atb" / "set_env.sh")
-
-
-def compiler_scripts(stack: Stack) -> tuple[str, ...]:
-    """The script that puts `bishengir-compile` on PATH, where triton-ascend looks for it; none in the older layout.
-
-    The published images of CANN 8.5 and later run it between those of `cann_scripts`, those of 8.3 have no such script.
-    Source: Ascend/cann-container-image cann/8.5.0-910b-ubuntu22.04-py3.11/Dockerfile, 9.1.0 and 8.3.rc1 beside it.
-    Example: ("/usr/local/Ascend/cann-8.5.0/share/info/ascendnpu-ir/bin/set_env.sh",)
-    """
-    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
-    return () if _is_old(root) else (str(root / "share" / "info" / "ascendnpu-ir" / "bin" / "set_env.sh"),)
-
-
-def ascend_folder(stack: Stack) -> str:
-    """The install path for CANN's installers.
-
-    Example: /usr/local/Ascend for /usr/local/Ascend/cann-8.5.0 and for /usr/local/Ascend/ascend-toolkit/8.3.RC1
-    """
-    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
-    return str(root.parent.parent if _is_old(root) else root.parent)
-
-
-def _is_old(root: PurePosixPath) -> bool:
-    return root.parent.name == "ascend-toolkit"
-
-
-LAUNCHER = """\
-#!/bin/sh
-# Runs a command with the environment of CANN (its script is named in NPUENV_CANN) and of NNAL, where that is installed.
-# These scripts read variables that need not be set, so `set -u` must be off here.
-set +u
-if [ ! -r "$NPUENV_CANN" ]; then
-    echo "CANN is not installed: there is no $NPUENV_CANN" >&2
-    exit 1
-fi
-. "$NPUENV_CANN"
-if [ -r "$NPUENV_NNAL" ]; then
-    . "$NPUENV_NNAL"
-fi
-if [ -n "$VIRTUAL_ENV" ]; then
-    PATH="$VIRTUAL_ENV/bin:$PATH"
-    export PATH
-fi
-exec "$@"
-"""
-
-
-# Ids of /etc/os-release. ID_LIKE is ignored, because package names of unknown systems must not be guessed.
-_DEBIANS = ("ubuntu", "debian")
-_RPMS = ("openeuler", "centos", "rhel", "fedora", "rocky", "almalinux", "kylin", "anolis", "hce", "euleros", "bclinux")
-_LOCK_WAIT_S = 120  # another installation, often the nightly one, may hold apt's lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +92,14 @@ def look_at_system(host: Host, stack: Stack) -> PackageManager:
         database, wanted = "rpm", load_matrix().dnf_names(stack.system_packages)
         installer = "dnf" if host.look("/usr/bin/dnf").state is PathState.FILE else "yum"
     else:
-        return PackageManager(name, "", "", stack.system_packages, False, NONE)
+        return PackageManager(name, "", "", stack.system_packages, False, _NONE)
     if not wanted:
-        return PackageManager(name, database, installer, (), True, NONE)
+        return PackageManager(name, database, installer, (), True, _NONE)
     missing = missing_packages(host, database, wanted)
     if missing.value is None:
-        return PackageManager(name, database, installer, tuple(wanted), False, privilege_of(host))
-    return PackageManager(name, database, installer, missing.value, True, privilege_of(host) if missing.value else NONE)
+        return PackageManager(name, database, installer, tuple(wanted), False, _privilege_of(host))
+    privilege = _privilege_of(host) if missing.value else _NONE
+    return PackageManager(name, database, installer, missing.value, True, privilege)
 
 
 def system_steps(stack: Stack, machine: PackageManager, *, is_allowed: bool) -> Prerequisites:
@@ -186,12 +110,12 @@ def system_steps(stack: Stack, machine: PackageManager, *, is_allowed: bool) -> 
     if not machine.database:
         return Prerequisites(notes=(Message("plan.system-stranger", args),))
     runs = _package_runs(machine)
-    if is_allowed and machine.privilege != NONE:
+    if is_allowed and machine.privilege != _NONE:
         want = Condition("system.packages", (machine.database, *machine.missing), "installed")
         why = Message("plan.why-system", {**args, "stack": stack.name})
-        do = tuple(as_root(run, machine.privilege) for run in runs)
+        do = tuple(_as_root(run, machine.privilege) for run in runs)
         return Prerequisites((Step("system", why, do, (want,), needs_root=True, needs_network=True),))
-    key = "plan.system-administrator" if machine.privilege == NONE else "plan.system-missing"
+    key = "plan.system-administrator" if machine.privilege == _NONE else "plan.system-missing"
     key = key if machine.is_known else "plan.system-unknown"
     return Prerequisites(notes=(Message(key, {**args, "command": as_lines(runs)}),))
 
@@ -206,19 +130,6 @@ def _package_runs(machine: PackageManager) -> tuple[Run, ...]:
     return (Run((machine.installer, "install", "-y", *weak, *machine.missing)),)
 
 
-PARTS = ("toolkit", "ops", "nnal")  # in install order
-_CANN_FILE = re.compile(
-    r"""(?P<maker>Ascend|Atlas-A3)-cann-
-    (?:(?P<part>toolkit|nnal)|kernels-(?P<chip>[0-9A-Za-z]+)|(?P<newer>[0-9A-Za-z]+)-ops|(?P<bare>kernels))
-    [_-](?P<version>[0-9][0-9A-Za-z.]*?(?:-(?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?)
-    [_-]linux(?:[-_.](?P<arch>aarch64|x86_64|x86-64))?
-    \.(?P<form>run|deb|rpm)""",
-    re.VERBOSE,
-)
-_HASH_TIMEOUT_S = 600.0
-_DEFAULT_FOLDER = "/usr/local/Ascend"  # the fixed install path of packages
-
-
 @dataclass(frozen=True, slots=True)
 class SuppliedFile:
     """A supplied file, described by its name and its hash."""
@@ -231,32 +142,6 @@ class SuppliedFile:
     form: str  # run | deb | rpm
     sha256: str = ""
     is_known: bool = False  # whether a source of the matrix gives this hash
-
-
-def parse_cann_file(path: str) -> SuppliedFile | None:
-    """The parts of a CANN file's name; None for any other name."""
-    match = _CANN_FILE.fullmatch(posixpath.basename(path))
-    if match is None:
-        return None
-    chip = (match["chip"] or match["newer"] or ("A3" if match["bare"] else "")).casefold()
-    if match["maker"] == "Atlas-A3" and not match["bare"]:
-        return None
-    arch = (match["arch"] or "").replace("-", "_")
-    return SuppliedFile(path, match["part"] or "ops", chip, match["version"], arch, match["form"])
-
-
-def expected_names(stack: Stack) -> tuple[str, ...]:
-    """The names of the files of a stack's CANN, in the vendor's spelling; () if it needs none."""
-    version = _cann_version(stack)
-    if not version:
-        return ()
-    chip = _chip(stack)
-    tail = f"_{version}_linux-{stack.platform.arch}.run"
-    if versions.cann(version) >= versions.cann("8.5.0"):
-        ops = f"Ascend-cann-{'A3' if chip == 'a3' else chip}-ops"
-    else:
-        ops = "Atlas-A3-cann-kernels" if chip == "a3" else f"Ascend-cann-kernels-{chip}"
-    return (f"Ascend-cann-toolkit{tail}", f"{ops}{tail}", f"Ascend-cann-nnal{tail}")
 
 
 def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: EnvironmentPlace) -> Prerequisites:
@@ -309,6 +194,32 @@ def supplied_parts(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, 
     return supplied
 
 
+def parse_cann_file(path: str) -> SuppliedFile | None:
+    """The parts of a CANN file's name; None for any other name."""
+    match = _CANN_FILE.fullmatch(posixpath.basename(path))
+    if match is None:
+        return None
+    chip = (match["chip"] or match["newer"] or ("A3" if match["bare"] else "")).casefold()
+    if match["maker"] == "Atlas-A3" and not match["bare"]:
+        return None
+    arch = (match["arch"] or "").replace("-", "_")
+    return SuppliedFile(path, match["part"] or "ops", chip, match["version"], arch, match["form"])
+
+
+def expected_names(stack: Stack) -> tuple[str, ...]:
+    """The names of the files of a stack's CANN, in the vendor's spelling; () if it needs none."""
+    version = _cann_version(stack)
+    if not version:
+        return ()
+    chip = _chip(stack)
+    tail = f"_{version}_linux-{stack.platform.arch}.run"
+    if versions.cann(version) >= versions.cann("8.5.0"):
+        ops = f"Ascend-cann-{'A3' if chip == 'a3' else chip}-ops"
+    else:
+        ops = "Atlas-A3-cann-kernels" if chip == "a3" else f"Ascend-cann-kernels-{chip}"
+    return (f"Ascend-cann-toolkit{tail}", f"{ops}{tail}", f"Ascend-cann-nnal{tail}")
+
+
 def _require_fit(stack: Stack, file: SuppliedFile) -> None:
     wanted = {"version": _cann_version(stack), "arch": stack.platform.arch, "chip": _chip(stack)}
     args = {"path": file.path, "stack": stack.name}
@@ -340,7 +251,7 @@ def _hashed(host: Host, file: SuppliedFile) -> SuppliedFile:
 def _install_part(host: Host, stack: Stack, file: SuppliedFile, target: EnvironmentPlace) -> Prerequisites:
     folder = ascend_folder(stack)
     is_ours = file.form == "run" and host.look(nearest(host, folder)).is_writable
-    privilege = "" if is_ours else privilege_of(host)
+    privilege = "" if is_ours else _privilege_of(host)
     args = {
         "part": file.part,
         "version": _cann_version(stack),
@@ -348,14 +259,11 @@ def _install_part(host: Host, stack: Stack, file: SuppliedFile, target: Environm
         "folder": folder,
         "hash": file.sha256,
     }
-    runs = _installer_runs(stack, file, is_for_all=privilege == SUDO)
-    if privilege == NONE:
+    runs = _installer_runs(stack, file, is_for_all=privilege == _SUDO)
+    if privilege == _NONE:
         return Prerequisites(notes=(Message("plan.cann-administrator", {**args, "command": as_lines(runs)}),))
     sums, launcher = target.own(f"cann-{file.part}.sha256"), target.own("with-cann.sh")
-    do: list[Action] = [
-        WriteFile(sums, f"{file.sha256}  {file.path}\n"),
-        Run(("sha256sum", "-c", "--quiet", sums)),
-    ]
+    do: list[Action] = [WriteFile(sums, f"{file.sha256}  {file.path}\n"), Run(("sha256sum", "-c", "--quiet", sums))]
     if file.part == "nnal" and file.form == "run":
         # NNAL's installer looks for the toolkit in the variables that the toolkit's own script sets.
         cann, nnal = cann_scripts(stack)
@@ -363,7 +271,7 @@ def _install_part(host: Host, stack: Stack, file: SuppliedFile, target: Environm
         env = {"NPUENV_CANN": cann, "NPUENV_NNAL": nnal}
         runs = (check, Run(("sh", launcher, *install.argv), env))
         do.append(WriteFile(launcher, LAUNCHER, 0o755))
-    do += [as_root(run, privilege) for run in runs]
+    do += [_as_root(run, privilege) for run in runs]
     why = Message("plan.why-cann" if file.is_known else "plan.why-cann-unhashed", args)
     return Prerequisites(
         (Step(f"cann-{file.part}", why, tuple(do), (_part_want(stack, file.part),), needs_root=not is_ours),)
@@ -398,3 +306,93 @@ def _cann_version(stack: Stack) -> str:
 def _chip(stack: Stack) -> str:
     row = load_matrix().hardware_row(stack.platform.hardware or "")
     return row.image_chip if row else ""
+
+
+def cann_scripts(stack: Stack) -> tuple[str, str]:
+    """The two scripts that set the variables of CANN and of NNAL.
+
+    In the older layout (`ascend-toolkit/8.3.RC1`) the script is beside the version folder, in the newer one
+    (`cann-8.5.0`) inside it.
+    """
+    root = _cann_root(stack)
+    home = root.parent if _is_old(root) else root
+    return str(home / "set_env.sh"), str(PurePosixPath(ascend_folder(stack)) / "nnal" / "atb" / "set_env.sh")
+
+
+def compiler_scripts(stack: Stack) -> tuple[str, ...]:
+    """The script that puts `bishengir-compile` on PATH, where triton-ascend looks for it; none in the older layout.
+
+    The published images of CANN 8.5 and later run it between those of `cann_scripts`, those of 8.3 have no such script.
+    Source: Ascend/cann-container-image cann/8.5.0-910b-ubuntu22.04-py3.11/Dockerfile, 9.1.0 and 8.3.rc1 beside it.
+    Example: ("/usr/local/Ascend/cann-8.5.0/share/info/ascendnpu-ir/bin/set_env.sh",)
+    """
+    root = _cann_root(stack)
+    return () if _is_old(root) else (str(root / "share" / "info" / "ascendnpu-ir" / "bin" / "set_env.sh"),)
+
+
+def ascend_folder(stack: Stack) -> str:
+    """The install path for CANN's installers.
+
+    Example: /usr/local/Ascend for /usr/local/Ascend/cann-8.5.0 and for /usr/local/Ascend/ascend-toolkit/8.3.RC1
+    """
+    root = _cann_root(stack)
+    return str(root.parent.parent if _is_old(root) else root.parent)
+
+
+def _cann_root(stack: Stack) -> PurePosixPath:
+    return PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
+
+
+def _is_old(root: PurePosixPath) -> bool:
+    return root.parent.name == "ascend-toolkit"
+
+
+LAUNCHER = """\
+#!/bin/sh
+# Runs a command with the environment of CANN (its script is named in NPUENV_CANN) and of NNAL, where that is installed.
+# These scripts read variables that need not be set, so `set -u` must be off here.
+set +u
+if [ ! -r "$NPUENV_CANN" ]; then
+    echo "CANN is not installed: there is no $NPUENV_CANN" >&2
+    exit 1
+fi
+. "$NPUENV_CANN"
+if [ -r "$NPUENV_NNAL" ]; then
+    . "$NPUENV_NNAL"
+fi
+if [ -n "$VIRTUAL_ENV" ]; then
+    PATH="$VIRTUAL_ENV/bin:$PATH"
+    export PATH
+fi
+exec "$@"
+"""
+
+
+def _privilege_of(host: Host) -> str:
+    """How a command gets root privileges: it has them (`root`), through `sudo`, or not at all (`none`)."""
+    ran = host.run(("id", "-u"))
+    if ran.code == 0 and ran.out.strip() == "0":
+        return _ROOT
+    folders = [folder for folder in host.environ().get("PATH", "").split(":") if folder.startswith("/")]
+    paths = [f"{folder}/sudo" for folder in dict.fromkeys((*folders, "/usr/bin"))]
+    return _SUDO if any(host.look(path).state is PathState.FILE for path in paths) else _NONE
+
+
+def _as_root(run: Run, privilege: str) -> Run:
+    """The command with root privileges. sudo never asks for a password and passes no variables on."""
+    if privilege != _SUDO:
+        return run
+    env = ("env", *(f"{name}={value}" for name, value in run.env.items())) if run.env else ()
+    return replace(run, argv=("sudo", "-n", *env, *run.argv), env={})
+
+
+def as_lines(actions: tuple[Action, ...]) -> str:
+    """The commands of a step as root would type them."""
+    lines = []
+    for action in actions:
+        if isinstance(action, WriteFile):
+            continue
+        line = shlex.join(action.argv)
+        env = " ".join(f"{name}={shlex.quote(value)}" for name, value in action.env.items())
+        lines.append(f"env {env} {line}" if env else line)
+    return " && ".join(lines)

@@ -49,24 +49,13 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), sys.prefix
 """
 # MiB on disk after installation, measured; other packages count as _OTHER_MIB.
 _HEAVY_MIB = {
-    "torch": 715,
-    "ray": 205,
-    "pyarrow": 165,
-    "transformers": 60,
-    "torch-npu": 120,
-    "triton-ascend": 250,
-    "sympy": 30,
-    "scipy": 120,
-    "pandas": 75,
-    "numpy": 62,
-    "opencv-python-headless": 190,
-    "llvmlite": 170,
-    "torchvision": 30,
-    "wandb": 70,
-    "vllm": 60,
-    "modelscope": 60,
-}
+    "torch": 715, "ray": 205, "pyarrow": 165, "transformers": 60, "torch-npu": 120, "triton-ascend": 250,
+    "sympy": 30, "scipy": 120, "pandas": 75, "numpy": 62, "opencv-python-headless": 190, "llvmlite": 170,
+    "torchvision": 30, "wandb": 70, "vllm": 60, "modelscope": 60,
+}  # fmt: skip
 _OTHER_MIB = 4
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+_TIMEOUT_S = 600.0
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
@@ -297,10 +286,6 @@ def _require_room(host: Host, location: str, packages: Iterable[LockedPackage], 
     if free_mib < wanted_mib:
         args = {"path": location, "free": free_mib, "wanted": wanted_mib}
         raise BadInput(Message("plan.disk-too-small", args), hint)
-
-
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-_TIMEOUT_S = 600.0
 
 
 def digests_of(host: Host, given: Mapping[str, str], stack: Stack, python: str) -> dict[str, str]:

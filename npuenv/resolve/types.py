@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
+from npuenv.core.errors import NothingFits
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.core.messages import Message
     from npuenv.matrix.rows import ChipWheel, PublicRun, Recipe
 
 
@@ -215,3 +216,11 @@ class Conflict:
     request: Request
     clashes: tuple[Clash, ...]
     ways_out: tuple[WayOut, ...]
+
+
+class ConflictError(NothingFits):
+    """Nothing fits a request; `conflict` has the clashing demands and the ways out."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__(Message("stack.conflict-title"))
+        self.conflict = conflict

@@ -112,11 +112,16 @@ def doctor_command(ui: Ui, values: dict[str, Any], **more: Any) -> tuple[Ui, Doc
 
     Raises BadInput for --json beside another format.
     """
-    chosen = values.pop("format") or ("json" if ui.is_json else format_from_suffix(values["out"]))
-    if ui.is_json and chosen != "json":
-        raise BadInput(Message("doctor.two-formats", {"format": chosen}), Message("doctor.two-formats-hint"))
+    chosen = chosen_format(ui, values.pop("format"), format_from_suffix(values["out"]))
     command = DoctorCommand(format=chosen, **values, **more)
     return replace(ui, is_json=chosen == "json" and command.out is None), command
+
+
+def chosen_format(ui: Ui, asked: str | None, usual: str = "text") -> str:
+    """The format of a report; `usual` where none is asked for. Raises BadInput for --json beside another format."""
+    if ui.is_json and asked not in (None, "json"):
+        raise BadInput(Message("doctor.two-formats", {"format": asked}), Message("doctor.two-formats-hint"))
+    return asked or ("json" if ui.is_json else usual)
 
 
 def format_from_suffix(out: str | None) -> str:

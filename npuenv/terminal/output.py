@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import stat
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, clean, say
 from npuenv.terminal.options import matches_format
+from npuenv.terminal.run import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.live import Live
@@ -192,12 +192,6 @@ def render(ui: Ui, command: DoctorCommand, result: DoctorResult) -> str:
             findings, facts, lang=lang, framework=result.framework, stack=command.stack, level=command.level
         )
     return as_json(content, is_to_stdout=command.out in (None, "-"))
-
-
-def as_json(content: Mapping[str, object], *, is_to_stdout: bool) -> str:
-    """A document in characters that the encoding of stdout has, where it goes there."""
-    is_ascii = is_to_stdout and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    return json.dumps(content, ensure_ascii=is_ascii, indent=2) + "\n"
 
 
 def _text(ui: Ui, command: DoctorCommand, result: DoctorResult) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import LANGUAGES, Message, language_from_environment, say
@@ -62,7 +62,7 @@ class Ui:
 
     def print_json(self, document: Mapping[str, object]) -> None:
         """The one document of a --json run."""
-        print_document(document)
+        print(as_json(document, is_to_stdout=True), end="", flush=True)
 
     def say(self, message: Message, *, err: bool = False) -> None:
         """One sentence for a person; silent with --json (stdout) and --quiet."""
@@ -77,10 +77,10 @@ class Interrupted(NpuenvError):
     exit_code = ExitCode.INTERRUPTED
 
 
-def print_document(document: Mapping[str, object]) -> None:
-    """A JSON document on stdout, in characters that its encoding has."""
-    is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    print(json.dumps(document, ensure_ascii=is_ascii, indent=2), flush=True)
+def as_json(content: Mapping[str, object], *, is_to_stdout: bool) -> str:
+    """A document in characters that the encoding of stdout has, where it goes there."""
+    is_ascii = is_to_stdout and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    return json.dumps(content, ensure_ascii=is_ascii, indent=2) + "\n"
 
 
 def report_error(error: NpuenvError, *, lang: str, is_json: bool) -> None:
@@ -89,7 +89,7 @@ def report_error(error: NpuenvError, *, lang: str, is_json: bool) -> None:
         hint = say(error.hint, lang) if error.hint else None
         body = {"kind": error.kind, "message": say(error.message, lang), "hint": hint}
         document = {"schema": "npuenv.error/1", "exit": int(error.exit_code), "error": body}
-        print_document(document)
+        print(as_json(document, is_to_stdout=True), end="", flush=True)
         return
     print(say(Message("cli.error", {"message": error.message}), lang), file=sys.stderr, flush=True)
     if error.hint:
@@ -149,16 +149,19 @@ def run_command(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
         return report_interrupt(argv)
     except BrokenPipeError:
         # The reader went away (`| head`). Python would complain once more when it flushes stdout at exit.
-        _silence(sys.stdout)
+        _silence_stdout()
         return 128 + 13
     except OSError as error:
-        code = _report_os_error(error, lang=lang_of(words), is_json=wants_json(words))
-        _silence_if_stuck(sys.stdout)
+        code = _report_os_error(error, lang=_lang_of(words), is_json=_wants_json(words))
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would complain at exit about what it does not take
+            _silence_stdout()
         return code
 
 
 def _act(words: list[str], act: Callable[[list[str]], int]) -> int:
-    lang, is_json = lang_of(words), wants_json(words)
+    lang, is_json = _lang_of(words), _wants_json(words)
     try:
         _require_text(words)
         return act(words)
@@ -181,13 +184,13 @@ def report_interrupt(argv: list[str] | None) -> int:
     if argv is None:
         _ignore_interrupts()
     with contextlib.suppress(OSError):  # the terminal may be what went away
-        if wants_json(words):
-            report_error(Interrupted(Message("cli.interrupted")), lang=lang_of(words), is_json=True)
+        if _wants_json(words):
+            report_error(Interrupted(Message("cli.interrupted")), lang=_lang_of(words), is_json=True)
         else:
-            print(say(Message("cli.interrupted"), lang_of(words)), file=sys.stderr, flush=True)
+            print(say(Message("cli.interrupted"), _lang_of(words)), file=sys.stderr, flush=True)
         sys.stdout.flush()
         return int(ExitCode.INTERRUPTED)
-    _silence(sys.stdout)
+    _silence_stdout()
     return int(ExitCode.INTERRUPTED)
 
 
@@ -216,17 +219,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(encoding="utf-8" if is_ascii else None, errors="backslashreplace")
 
 
-def _silence(stream: TextIO) -> None:
+def _silence_stdout() -> None:
     """Sends what is still to be flushed into nothing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _silence_if_stuck(stream: TextIO) -> None:
-    """Keeps Python from complaining at exit about what a stream did not take."""
-    try:
-        stream.flush()
-    except OSError:
-        _silence(stream)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _require_text(words: list[str]) -> None:
@@ -245,12 +240,12 @@ def _require_text(words: list[str]) -> None:
             raise BadInput(Message("cli.not-text", {"word": ascii(word)}), Message("cli.not-text-hint"))
 
 
-def wants_json(words: list[str]) -> bool:
+def _wants_json(words: list[str]) -> bool:
     """Whether one document is asked for, under either of its names; read ahead of the parser for usage errors."""
     return "--json" in words or "json" in _values(words, "--format")
 
 
-def lang_of(words: list[str]) -> str:
+def _lang_of(words: list[str]) -> str:
     """The language, read ahead of the parser so that usage errors speak it too."""
     asked = [value for value in _values(words, "--lang") if value in LANGUAGES]
     return asked[0] if asked else language_from_environment()

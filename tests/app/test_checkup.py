@@ -12,11 +12,10 @@ import pytest
 from npuenv import app
 from npuenv.app import DoctorOptions, doctor
 from npuenv.app.examine import TracingHost
-from npuenv.app.resolution import ConflictError
 from npuenv.cli import main
 from npuenv.core.errors import BadInput
 from npuenv.host.local import LocalHost
-from npuenv.resolve.types import Request
+from npuenv.resolve.types import ConflictError, Request
 
 ROOT = Path(__file__).parents[2]
 CAPTURE = ROOT / "tests/support/hosts/container_8020.json"

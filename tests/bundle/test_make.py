@@ -30,15 +30,15 @@ from npuenv.bundle.reader import open_bundle
 from npuenv.bundle.self_package import BOOTSTRAP, own_requirements, own_wheel
 from npuenv.cli import install
 from npuenv.cli.bundle import command
-from npuenv.cli.common import Ui
 from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Run
-from npuenv.install.failures import reason
+from npuenv.install.executor import failure_reason
 from npuenv.lock.file import Lock, Missing, read_lock
 from npuenv.lock.uv import find_uv, write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
+from npuenv.terminal.run import Ui
 from tests.bundle.conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
 from tests.support.sentences import says
 
@@ -359,7 +359,7 @@ def test_a_partial_lock_is_to_be_filled_for_the_bundles_platform(
         missing = (Missing("torch", "1", "index-out-of-reach", "pytorch-cpu"),)
         return Lock(stack.name, stack.platform.tag, "npuenv 0", (), missing)
 
-    monkeypatch.setattr("npuenv.app.locks.lock", partial)
+    monkeypatch.setattr("npuenv.app.resolution.lock", partial)
     with pytest.raises(NothingFits) as caught:
         run_command("cpu", "--platform", OTHER, "--python", "3.12", "--pin", "numpy==2.3.5", "-o", str(tmp_path / "o"))
     assert caught.value.hint is not None
@@ -370,12 +370,12 @@ def test_a_partial_lock_is_to_be_filled_for_the_bundles_platform(
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_an_installation_that_reaches_no_index_is_shown_the_way_with_a_bundle(lang: str) -> None:
     action = Run(("uv", "pip", "install"))
-    why = say(reason("error: error sending request for url\n  Caused by: dns error", action, 2), lang)
+    why = say(failure_reason("error: error sending request for url\n  Caused by: dns error", action, 2), lang)
     hint = say(Message("lock.provide-wheel", {"name": "torch"}), lang)
     for said in (why, hint):
         assert "`npuenv bundle`" in said and "`npuenv install --offline " in said
     assert "dns error" in why or "error sending request" in why
-    other = say(reason("  Hash mismatch for `six==1.16.0`", action, 2), lang)
+    other = say(failure_reason("  Hash mismatch for `six==1.16.0`", action, 2), lang)
     assert "bundle" not in other
     assert "--offline" in [word for option in install.command.params for word in option.opts]
 

@@ -296,9 +296,9 @@ def test_stdout_holds_the_lock_alone_where_it_has_to_be_made(
     def no_lock_but(stack: Stack, folder: Path) -> None:
         shipped.append(find_lock(stack, folder))
 
-    monkeypatch.setattr("npuenv.app.locks.find_lock", no_lock_but)
+    monkeypatch.setattr("npuenv.app.resolution.find_lock", no_lock_but)
     monkeypatch.setattr("npuenv.lock.make.make_lock", lambda stack, resolver: shipped[-1])
-    monkeypatch.setattr("npuenv.app.locks.put_lock", lambda lock, folder: None)
+    monkeypatch.setattr("npuenv.app.resolution.put_lock", lambda lock, folder: None)
     assert main(["lock", "cpu", "--arch", "x86_64", "--lang", "en"]) == 0
     said = capsys.readouterr()
     assert parse_lock(said.out).stack == "cpu"

@@ -44,7 +44,7 @@ npuenv preflight launch/run.sh
 NPUENV = """
 import sys
 from dataclasses import replace
-from npuenv.app import locks, resolution, verify
+from npuenv.app import installation, resolution
 from npuenv.cli import main
 from npuenv.lock.make import make_lock
 whole = resolution.resolve
@@ -53,8 +53,8 @@ def reduced(request):
     order = tuple(step for step in stack.order if step.does not in ("git", "uninstall"))
     return replace(stack, requirements=(), overrides=(), git_sources=(), order=order, system_packages=(), date="")
 resolution.resolve = reduced
-locks.lock = lambda stack, resolver, **more: make_lock(stack, resolver)
-verify.failed_checks = lambda host, stack, python: ()
+resolution.lock = lambda stack, resolver, **more: make_lock(stack, resolver)
+installation.failed_checks = lambda host, stack, python: ()
 sys.exit(main())
 """
 # The host's own files are laid over this machine's; what a mount hides stays visible to the rest of the machine.

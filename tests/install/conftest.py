@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.app import installation, locks, resolution
+from npuenv.app import installation, resolution
 from npuenv.cli import main
 from npuenv.core.messages import Message
 from npuenv.facts import conditions
@@ -294,7 +294,7 @@ def product(
     monkeypatch.setattr(resolution, "for_this_machine", lambda request: request)
     monkeypatch.setattr(resolution, "resolve", lambda request: product.stack)
     monkeypatch.setattr(installation, "failed_checks", lambda host, stack, python: product.failed_checks)
-    monkeypatch.setattr(locks, "lock", lambda stack, resolver, **more: product.lock)
+    monkeypatch.setattr(resolution, "lock", lambda stack, resolver, **more: product.lock)
     if PRODUCT in world.kept:
         world.kept.restore(PRODUCT, tmp_path)
         return product

@@ -21,8 +21,7 @@ from npuenv.facts.manifest import MARKER
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import claim
-from npuenv.install.executor import Event, ExecutionContext, StepEvent, execute
-from npuenv.install.failures import deciding_line
+from npuenv.install.executor import Event, ExecutionContext, StepEvent, deciding_line, execute
 from npuenv.lock.file import parse_lock, write_lock
 from npuenv.lock.uv import write_wheel
 from npuenv.render.script import render_script

@@ -21,7 +21,6 @@ from npuenv.bundle import reader as meant
 from npuenv.bundle import reader as opened
 from npuenv.bundle.layout import FileRow, Manifest, manifest_text, request_values, settle, write_tar
 from npuenv.checks import Finding, Status
-from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
@@ -35,13 +34,13 @@ from npuenv.install.executor import Event, StepEvent
 from npuenv.lock.file import write_lock
 from npuenv.lock.uv import find_uv, write_wheel
 from npuenv.resolve.types import Request
+from npuenv.terminal.run import Ui
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.app.progress import InstallJob
-    from npuenv.install.environments import PackageChange
+    from npuenv.app.progress import InstallJob, PackageChange
     from tests.install.conftest import Product, World
 
 

@@ -159,7 +159,7 @@ def test_a_requirement_that_cannot_be_read_is_a_complaint(folder: Path) -> None:
 def test_a_real_set_for_aarch64_is_as_locked_and_explained(tmp_path: Path) -> None:
     """The smallest real stack, installed for the other architecture into a folder."""
     from npuenv.app import Progress
-    from npuenv.app.locks import this_resolver
+    from npuenv.app.resolution import this_resolver
     from npuenv.lock.export import requirements_txt
     from npuenv.lock.make import make_lock
     from npuenv.matrix import load_matrix

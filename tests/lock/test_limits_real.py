@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.app import Progress
-from npuenv.app.locks import this_resolver
+from npuenv.app.resolution import this_resolver
 from npuenv.core.errors import NothingFits
 from npuenv.host.local import LocalHost
 from npuenv.install.target import find_python

@@ -35,11 +35,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # Room: its tests, then those of the rooms that use it, as far as they take seconds; folders, or patterns of files.
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "npuenv/resolve": (("resolve",), ("install/planning/test_*.py", "cli/test_co*.py", "cli/test_bad_input*.py")),
+    "npuenv/resolve": (("resolve",), ("install/planning", "cli/test_co*.py", "cli/test_bad_input*.py")),
     "npuenv/checks": (("checks",), ("doctor/test_*.py", "cli/test_doctor_options*.py")),
     "npuenv/facts": (("facts",), ("checks", "doctor/test_*.py", "host")),
     "npuenv/install": (("install",), ("cli/test_rough_conditions*.py", "cli/test_commands*.py")),
-    "npuenv/lock": (("lock",), ("install/planning/test_*.py", "cli/test_lock*.py")),
+    "npuenv/lock": (("lock",), ("install/planning", "cli/test_lock*.py")),
     "npuenv/diagnose": (("diagnose",), ("report", "cli/test_doctor_options*.py")),
     "npuenv/preflight": (("preflight",), ("cli/test_preflight*.py",)),
     "trainer/algorithms": (

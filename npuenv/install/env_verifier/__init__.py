@@ -1,6 +1,6 @@
 """The program that is copied into an environment and tells whether it is whole: its parts, and `text`, all in one.
 
-The parts run on any Python from 3.9 on. Start from `program`, which says what the program can be asked.
+The parts run on any Python from 3.9 on. `program` says what can be asked.
 """
 
 from __future__ import annotations

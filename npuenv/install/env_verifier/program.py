@@ -41,67 +41,39 @@ from npuenv.install.env_verifier.inspection import (
     write_json,
 )
 
-TYPE_CHECKING = False
-
-
+FLAGS = ("--rehash", "--only-locked", "--surroundings")
 KEPT = "venv.json"  # path -> text
 HOOK = re.compile(r".*\.pth|(site|user)customize\.py")
 OF_VENV = re.compile(r"(de)?activate.*|pydoc\.bat")  # what uv puts into `bin` beside interpreters
 
 
-def venv_texts(inspection: Inspection) -> dict[str, str]:
-    """The texts of the files that a virtual environment is made of, by their paths below it."""
-    bin_, site = os.path.join(inspection.root, "bin"), inspection.site
-    paths = [os.path.join(inspection.root, "pyvenv.cfg"), *(os.path.join(site, name) for name in NOBODYS)]
-    paths += [os.path.join(bin_, name) for name in list_folder(bin_) if OF_VENV.fullmatch(name)]
-    free = [path for path in paths if os.path.isfile(path) and path not in inspection.owners]
-    return {os.path.relpath(path, inspection.root): text_of(path) for path in free}
-
-
-def text_of(path: str) -> str:
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return file.read()
-
-
-def hooks(inspection: Inspection) -> list[str]:
-    """The files among the packages that Python runs whenever it starts."""
-    return [name for name in list_folder(inspection.site) if HOOK.fullmatch(name)]
-
-
-def altered(inspection: Inspection) -> dict[str, str]:
-    """The virtual environment's files that are not as they were verified, with their texts of then."""
-    found = read_json(os.path.join(inspection.own, "verified.json")).get("venv", {})
-    kept = read_json(os.path.join(inspection.own, KEPT))
-    now = venv_texts(inspection)
-    return {
-        name: kept[name]
-        for name, digest in found.items()
-        if (os.path.islink(os.path.join(inspection.root, name)) or text_hash(now.get(name, "")) != digest)
-        and text_hash(kept.get(name, "")) == digest
-    }
-
-
-def added(inspection: Inspection) -> dict[str, str]:
-    """The hooks of no package that came after the verification: path below the environment -> where they go."""
-    verified = read_json(os.path.join(inspection.own, "verified.json"))
-    new = [name for name in hooks(inspection) if name not in verified.get("hooks", [name])]
-    free = [path for name in new if (path := inspection.site + "/" + name) not in inspection.owners]
-    aside = os.path.join(inspection.own, "set-aside")
-    return {os.path.relpath(path, inspection.root): os.path.join(aside, os.path.basename(path)) for path in free}
-
-
-def restore(inspection: Inspection) -> None:
-    """Writes back what was altered, and moves what was added out of the way."""
-    for name, text in altered(inspection).items():
-        print("putting back " + name)
-        path = os.path.join(inspection.root, name)
-        with open(path + ".new", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            file.write(text)
-        os.replace(path + ".new", path)
-    for name, place in added(inspection).items():
-        print(f"setting {name} aside, as {os.path.relpath(place, inspection.root)}")
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.replace(os.path.join(inspection.root, name), place)
+def main(argv: list[str]) -> int:
+    """The exit code: 0 whole, 1 not, 2 wrong usage."""
+    verbs = ("state", "check", "mend", "verify", "switch")
+    if len(argv) < 2 + (argv[:1] in (["switch"], ["verify"])) or argv[0] not in verbs:
+        print("usage: inspector.py state|check|mend|verify|switch ROOT ...")
+        return 2
+    options: dict[str, list[str]] = {key: [] for key in ("--import", "--over", "--uv", "--limit", *FLAGS, "")}
+    words = iter(argv[2:])
+    for word in words:
+        key = word if word in options else ""
+        options[key].append(next(words, "") if key and key not in FLAGS else word)
+    if argv[0] == "switch":
+        return switch(argv[1], argv[2])
+    inspection = Inspection(argv[1], options["--over"], only_locked=bool(options["--only-locked"]))
+    if argv[0] == "check":
+        inspection.read(options[""])
+        return report(deviations(inspection, options[""]))
+    inspection.read()
+    inspection.examine(is_fresh=bool(options["--rehash"]))
+    around = bool(options["--surroundings"])
+    if argv[0] == "state":
+        surroundings = sorted({**altered(inspection), **added(inspection)}) if around else []
+        print(json.dumps({**inspection.as_json(), "surroundings": surroundings}, sort_keys=True))
+        return 0
+    if argv[0] == "mend" and around:
+        restore(inspection)
+    return mend(inspection, options["--uv"]) if argv[0] == "mend" else verify(inspection, options)
 
 
 def mend(inspection: Inspection, uv: list[str]) -> int:
@@ -177,6 +149,61 @@ def archive_problem(folder: str, info: str) -> str:
     except OSError as error:
         return f"{path}: {error.strerror}"
     return ""
+
+
+def venv_texts(inspection: Inspection) -> dict[str, str]:
+    """The texts of the files that a virtual environment is made of, by their paths below it."""
+    bin_, site = os.path.join(inspection.root, "bin"), inspection.site
+    paths = [os.path.join(inspection.root, "pyvenv.cfg"), *(os.path.join(site, name) for name in NOBODYS)]
+    paths += [os.path.join(bin_, name) for name in list_folder(bin_) if OF_VENV.fullmatch(name)]
+    free = [path for path in paths if os.path.isfile(path) and path not in inspection.owners]
+    return {os.path.relpath(path, inspection.root): text_of(path) for path in free}
+
+
+def text_of(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return file.read()
+
+
+def hooks(inspection: Inspection) -> list[str]:
+    """The files among the packages that Python runs whenever it starts."""
+    return [name for name in list_folder(inspection.site) if HOOK.fullmatch(name)]
+
+
+def altered(inspection: Inspection) -> dict[str, str]:
+    """The virtual environment's files that are not as they were verified, with their texts of then."""
+    found = read_json(os.path.join(inspection.own, "verified.json")).get("venv", {})
+    kept = read_json(os.path.join(inspection.own, KEPT))
+    now = venv_texts(inspection)
+    return {
+        name: kept[name]
+        for name, digest in found.items()
+        if (os.path.islink(os.path.join(inspection.root, name)) or text_hash(now.get(name, "")) != digest)
+        and text_hash(kept.get(name, "")) == digest
+    }
+
+
+def added(inspection: Inspection) -> dict[str, str]:
+    """The hooks of no package that came after the verification: path below the environment -> where they go."""
+    verified = read_json(os.path.join(inspection.own, "verified.json"))
+    new = [name for name in hooks(inspection) if name not in verified.get("hooks", [name])]
+    free = [path for name in new if (path := inspection.site + "/" + name) not in inspection.owners]
+    aside = os.path.join(inspection.own, "set-aside")
+    return {os.path.relpath(path, inspection.root): os.path.join(aside, os.path.basename(path)) for path in free}
+
+
+def restore(inspection: Inspection) -> None:
+    """Writes back what was altered, and moves what was added out of the way."""
+    for name, text in altered(inspection).items():
+        print("putting back " + name)
+        path = os.path.join(inspection.root, name)
+        with open(path + ".new", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            file.write(text)
+        os.replace(path + ".new", path)
+    for name, place in added(inspection).items():
+        print(f"setting {name} aside, as {os.path.relpath(place, inspection.root)}")
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.replace(os.path.join(inspection.root, name), place)
 
 
 FOREIGN = ("nvidia-", "cuda-")  # packages of another accelerator; wanted only where the lock names them
@@ -333,38 +360,8 @@ def imported(name: str, names: list[str], limit_s: float) -> tuple[dict[str, str
     return {}, f"import {name} fails: {(err.rstrip().splitlines() or [f'exit {process.returncode}'])[-1]}"
 
 
-FLAGS = ("--rehash", "--only-locked", "--surroundings")
 # What an environment says of itself.
 OWN_WORDS = ("npuenv-env.json", ".npuenv/lock.toml", ".npuenv/manifest.json", ".npuenv/verified.json")
-
-
-def main(argv: list[str]) -> int:
-    """The exit code: 0 whole, 1 not, 2 wrong usage."""
-    verbs = ("state", "check", "mend", "verify", "switch")
-    if len(argv) < 2 + (argv[:1] in (["switch"], ["verify"])) or argv[0] not in verbs:
-        print("usage: inspector.py state|check|mend|verify|switch ROOT ...")
-        return 2
-    options: dict[str, list[str]] = {key: [] for key in ("--import", "--over", "--uv", "--limit", *FLAGS, "")}
-    words = iter(argv[2:])
-    for word in words:
-        key = word if word in options else ""
-        options[key].append(next(words, "") if key and key not in FLAGS else word)
-    if argv[0] == "switch":
-        return switch(argv[1], argv[2])
-    inspection = Inspection(argv[1], options["--over"], only_locked=bool(options["--only-locked"]))
-    if argv[0] == "check":
-        inspection.read(options[""])
-        return report(deviations(inspection, options[""]))
-    inspection.read()
-    inspection.examine(is_fresh=bool(options["--rehash"]))
-    around = bool(options["--surroundings"])
-    if argv[0] == "state":
-        surroundings = sorted({**altered(inspection), **added(inspection)}) if around else []
-        print(json.dumps({**inspection.as_json(), "surroundings": surroundings}, sort_keys=True))
-        return 0
-    if argv[0] == "mend" and around:
-        restore(inspection)
-    return mend(inspection, options["--uv"]) if argv[0] == "mend" else verify(inspection, options)
 
 
 def switch(root: str, link: str) -> int:

@@ -16,7 +16,8 @@ from npuenv.core.errors import BadInput, NothingFits
 from npuenv.core.messages import Message, say
 from npuenv.host import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
-from npuenv.install.environments import EnvironmentPlace, data_folder, marker_text
+from npuenv.install.environments import EnvironmentPlace, data_folder
+from npuenv.install.planning import marker_text
 from npuenv.install.target import check_content, check_target, damage_of, find_python, is_ours, kept_lock, require_same
 from npuenv.lock.file import Lock, LockedPackage, write_lock
 

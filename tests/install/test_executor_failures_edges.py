@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.plan import Run
-from npuenv.install.failures import deciding_line, reason, short, tail
+from npuenv.install.executor import deciding_line, failure_reason, short, tail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def test_the_program_is_named_and_not_what_it_was_given() -> None:
     uv = Run(("/opt/bin/uv", "pip", "install", "-r", "/t/rest.txt"))
-    assert reason("boom", uv, 3).args == {"program": "uv", "code": 3, "line": "boom"}
-    assert reason("", uv, -9).args == {"program": "uv", "signal": 9}
-    assert reason("error: Connection refused", uv, 2).args["program"] == "uv"
+    assert failure_reason("boom", uv, 3).args == {"program": "uv", "code": 3, "line": "boom"}
+    assert failure_reason("", uv, -9).args == {"program": "uv", "signal": 9}
+    assert failure_reason("error: Connection refused", uv, 2).args["program"] == "uv"
 
 
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from npuenv.install.environments import PackageChange, changes
+from npuenv.app.progress import PackageChange
+from npuenv.app.updates import package_changes
 from npuenv.lock.file import Lock, LockedPackage, LockedSource
 
 
@@ -13,13 +14,13 @@ def lock(*packages: tuple[str, str, str], source: str = "v1") -> Lock:
 
 
 def test_the_same_set_has_no_changes() -> None:
-    assert changes(lock(("a", "1", "0")), lock(("a", "1", "0"))) == ()
+    assert package_changes(lock(("a", "1", "0")), lock(("a", "1", "0"))) == ()
 
 
 def test_versions_packages_and_sources_are_listed_by_name() -> None:
     before = lock(("gone", "1", "0"), ("kept", "1", "0"), ("moved", "1.9", "0"))
     after = lock(("kept", "1", "0"), ("moved", "1.10", "1"), ("new", "3", "0"), source="v2")
-    assert changes(before, after) == (
+    assert package_changes(before, after) == (
         PackageChange("gone", "1", ""),
         PackageChange("moved", "1.9", "1.10"),
         PackageChange("new", "", "3"),
@@ -28,4 +29,6 @@ def test_versions_packages_and_sources_are_listed_by_name() -> None:
 
 
 def test_another_file_of_the_same_version_is_a_change_that_can_be_told() -> None:
-    assert changes(lock(("a", "1", "0")), lock(("a", "1", "7"))) == (PackageChange("a", "1 00000000", "1 77777777"),)
+    assert package_changes(lock(("a", "1", "0")), lock(("a", "1", "7"))) == (
+        PackageChange("a", "1 00000000", "1 77777777"),
+    )
