@@ -84,8 +84,9 @@ def install(request: Request, options: InstallOptions | None = None, progress: P
 
 
 def preview(request: Request, options: InstallOptions | None = None, progress: Progress = SILENT) -> InstallPreview:
-    """The plan of an installation for any platform, whatever this machine is. Nothing is changed.
+    """The plan of an installation for any platform, whatever this machine is.
 
+    A lock made for it is kept; nothing else is changed.
     Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
     installation would refuse.
     """
@@ -96,7 +97,7 @@ def preview(request: Request, options: InstallOptions | None = None, progress: P
 
 
 def script_of(request: Request, options: InstallOptions, progress: Progress, *, lang: str = "en") -> str:
-    """The plan as a POSIX shell script. Nothing is changed.
+    """The plan as a POSIX shell script. A lock made for it is kept; nothing else is changed.
 
     Raises as `preview`, and NothingFits for a lock that is not complete: what lacks would come unchecked.
     """
