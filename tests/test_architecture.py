@@ -34,7 +34,6 @@ FLOORS = {
         {"__main__"},
     ),
     "trainer": (
-        {"children"},
         {"types", "device", "launch", "shards", "registry"},
         {"sections"},
         {"algorithms", "overrides", "distributed", "weights"},
@@ -42,7 +41,7 @@ FLOORS = {
         {"models", "tasks", "noise"},
         {"engines", "learner", "sharding"},
         {"episodes"},
-        {"rollouts", "observer"},
+        {"rollouts"},
         {"metrics"},
         {"saving"},
         {"faults"},

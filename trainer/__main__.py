@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import device as devices
 from trainer import interrupt as interrupts
-from trainer import launch
+from trainer import launch, saving
 from trainer.config import Arguments, BadSetting, Config, ParsedSettings, describe, doubts, instead, read
 from trainer.device import peak_rss_mib
 from trainer.interrupt import Interrupt
@@ -37,9 +37,8 @@ from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import SCHEMA, NoRecords, Records, one_line, stage_of_error
-from trainer.saving import resume
-from trainer.saving.manifest import CorruptCheckpoint
-from trainer.tasks.rewards import RewardBroken
+from trainer.saving import CorruptCheckpoint
+from trainer.tasks.base import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.distributed import World
-    from trainer.saving.manifest import State
+    from trainer.saving import State
 
 _TRAIN, _SFT, _COMPARE, _EXPORT = "train", "sft", "compare", "export"
 
@@ -60,7 +59,7 @@ class Command:
     out: Path
     given: ParsedSettings
     settings: Sequence[str]  # as given, with the settings that follow from the cards
-    point: resume.ResumePoint | None  # the point to resume from; None: a new run
+    point: saving.ResumePoint | None  # the point to resume from; None: a new run
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
     @property
@@ -81,7 +80,7 @@ class RunContext:
     records: Records
     progress: Progress
     interrupt: Interrupt
-    continued: resume.ContinuedRecords | None  # what became of earlier records; None: there are none, or another rank's
+    continued: saving.ContinuedRecords | None  # what became of earlier records; None: there are none, or another rank's
 
 
 def main(
@@ -155,7 +154,7 @@ def _order(words: Sequence[str]) -> Command:
     if command == _SFT and not given.config.task.train_files:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
     out = values.out.absolute()  # the working folder may change
-    point = None if _joined_node(given.config) else resume.find(out, given.config, command)
+    point = None if _joined_node(given.config) else saving.find_resume_point(out, given.config, command)
     return Command(command, out, given, settings, point, values.cwd)
 
 
@@ -163,9 +162,9 @@ def _joined_node(config: Config) -> bool:
     """Whether this process only lends its node to a run that another one leads: the folder is not its to read."""
     if not config.placement.train_cards or launch.is_placed():
         return False
-    from trainer.placement import daemon
+    from trainer.placement import ray_nodes
 
-    return daemon.joined_node()
+    return ray_nodes.joined_node()
 
 
 def _ranks_of_cards(config: Config) -> list[str]:
@@ -277,9 +276,9 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
             records: Records = NoRecords()
         elif order.point is None:
             records = Records(order.out, followers=[Loggers(order.out), Advisor()])
-            resume.set_aside(order.out)
+            saving.set_manifest_aside(order.out)
         else:
-            continued = resume.continue_records(order.out, order.point.step)
+            continued = saving.continue_records(order.out, order.point.step)
             records = Records(order.out, append=True, followers=[Loggers(order.out), Advisor()])
     except OSError as error:
         raise _bad_folder("--out", order.out, error) from error
@@ -404,7 +403,7 @@ def _in_steps(config: Config) -> Config:
     return replace(config, run=replace(config.run, steps=steps))
 
 
-def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> State:
+def _goes_on(run: RunContext, point: saving.ResumePoint, config: Config) -> State:
     """The state to resume from. Raises BadSetting for a damaged one; no other state is used instead.
 
     Also for one past the end of the run, which with epochs is known only here. Its tensors are on the CPU: next to the
@@ -416,7 +415,7 @@ def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> Stat
 
     if config.run.steps < point.step:
         raise BadSetting(f"resume={config.run.resume}: {point.step} steps are done, the run has {config.run.steps}")
-    folder = run.order.out / resume.FOLDER
+    folder = run.order.out / saving.CHECKPOINT
     try:
         state = load(folder, torch.device("cpu"))
     except CorruptCheckpoint as error:
@@ -475,7 +474,7 @@ def _head(run: RunContext, config: Config, device: torch.device, world: World, m
 
 def _way_on(out: Path) -> str | None:
     """How to resume an interrupted run; None if nothing was saved."""
-    point = resume.saved_step(out)
+    point = saving.saved_step(out)
     return None if point is None else f"the same command with resume=true goes on after step {point}"
 
 

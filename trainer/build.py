@@ -18,9 +18,9 @@ from trainer.trainer import Prefetch, Trainer
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.engines.base import Engine
-    from trainer.models.base import Model
+    from trainer.engines.engine import Engine
     from trainer.models.critic import Critic
+    from trainer.models.decoder import Model
 
 
 def build_trainer(

@@ -15,7 +15,7 @@ from trainer.types import Group, Prompt, Rollout, Stop
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.engines.base import Engine, Sampling
+    from trainer.engines.engine import Engine, Sampling
     from trainer.tasks.base import Environment, Task, Tokenizer
 
 

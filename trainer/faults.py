@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import Generated
-    from trainer.saving.manifest import Saved, State
+    from trainer.saving import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 

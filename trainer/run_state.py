@@ -16,7 +16,7 @@ import torch
 from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting
 from trainer.rollouts import RolloutBatch
-from trainer.saving.manifest import STORED, flatten
+from trainer.saving import STORED, flatten
 from trainer.shards import gathered
 from trainer.types import Group, Rollout, Stop
 from trainer.weights import fingerprint, unpack
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
-    from trainer.models.base import Model
-    from trainer.saving.manifest import Saved, State
+    from trainer.models.decoder import Model
+    from trainer.saving import Saved, State
     from trainer.trainer import Trainer
     from trainer.types import Prompt
 

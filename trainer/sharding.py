@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.models.base import Model
+    from trainer.models.decoder import Model
 
 # The location of the package before torch 2.6.
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")

@@ -15,11 +15,11 @@ import torch
 from trainer.algorithms.advantages import has_signal
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import make_batch
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.metrics.progress import Progress
 from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.base import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.engines.base import Engine
+    from trainer.engines.engine import Engine
     from trainer.engines.generator_client import GeneratorStats
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
     from trainer.noise import Injection
     from trainer.rollouts import PromptSampler, RewardedGroups
-    from trainer.saving.manifest import Saved, State
+    from trainer.saving import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 

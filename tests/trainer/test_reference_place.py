@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.observer import StepResult
-    from trainer.saving.manifest import State
+    from trainer.metrics.step import StepResult
+    from trainer.saving import State
     from trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow

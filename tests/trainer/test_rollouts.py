@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.episodes import demonstrate, reply
 from trainer.rollouts import collect
 from trainer.tasks.base import Characters, Observation, Task

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.interrupt import Interrupt
     from trainer.trainer import Trainer
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.observer import StepResult
+    from trainer.metrics.step import StepResult
     from trainer.stages.questions import Results
     from trainer.stages.tap import Tap, Update
     from trainer.trainer import Trainer

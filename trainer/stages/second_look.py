@@ -16,8 +16,8 @@ import torch
 from trainer.metrics import second_opinion as plain
 from trainer.metrics.checks import first_difference
 from trainer.metrics.records import one_line
+from trainer.metrics.step import Observer
 from trainer.models.decoder import Decoder
-from trainer.observer import Observer
 from trainer.rollouts import compute_rewards, reward_limit_s
 from trainer.saving.checkpoint import difference
 from trainer.stages.questions import Results
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.metrics.records import Records
-    from trainer.observer import StepResult
+    from trainer.metrics.step import StepResult
     from trainer.trainer import Trainer
     from trainer.types import Group, Rollout
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.losses import Totals
     from trainer.metrics.progress import Progress
-    from trainer.models.base import ModelOutput
+    from trainer.models.decoder import ModelOutput
     from trainer.trainer import Trainer
     from trainer.types import Batch
 

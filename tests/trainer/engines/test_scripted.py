@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.config import BadSetting, parse
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.engines.scripted import read, start
 from trainer.tasks.base import Characters, Task
 from trainer.types import Stop

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from trainer.config import BadSetting, parse
-from trainer.engines.base import Sampling
-from trainer.engines.builtin import BuiltinEngine
+from trainer.engines.engine import BuiltinEngine, Sampling
 from trainer.engines.generator_client import EngineSpec
 from trainer.models.decoder import Decoder, Shape
 from trainer.tasks.base import Characters

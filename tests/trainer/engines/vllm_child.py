@@ -57,7 +57,7 @@ except ImportError:
 from trainer import models  # noqa: E402
 from trainer.config import parse  # noqa: E402
 from trainer.engines import vllm as engine_module  # noqa: E402
-from trainer.engines.base import Sampling  # noqa: E402
+from trainer.engines.engine import Sampling  # noqa: E402
 from trainer.engines.generator_client import EngineSpec  # noqa: E402
 from trainer.engines.vllm import Vllm, arguments, start  # noqa: E402
 from trainer.models.decoder import Decoder, Shape  # noqa: E402

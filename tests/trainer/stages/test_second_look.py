@@ -148,7 +148,7 @@ def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
 def test_an_answer_is_scored_by_its_own_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[tuple[int, ...], float] = {}
     monkeypatch.setattr(
-        "trainer.tasks.rewards._judge",
+        "trainer.tasks.base._judge",
         lambda prompt, rollout, task, _: known.setdefault(rollout.tokens, task.reward(prompt, rollout)),
     )
     assert stages(run(tmp_path, SMALL))["batch"]["wrong"] == "rewards-wrong"
