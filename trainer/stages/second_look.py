@@ -20,9 +20,8 @@ from trainer.metrics.step import Observer
 from trainer.models.decoder import Decoder
 from trainer.rollouts import compute_rewards, reward_limit_s
 from trainer.saving.checkpoint import difference
-from trainer.stages.questions import Results
+from trainer.stages.evidence import Results, Tap, double, first_other_mark, marks, whole_state
 from trainer.stages.recompute import Recompute
-from trainer.stages.tap import Tap, double, first_other_mark, marks, whole_state
 from trainer.types import Stop
 from trainer.weights import fingerprint
 

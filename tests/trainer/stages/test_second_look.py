@@ -15,10 +15,9 @@ from trainer.episodes import Episode
 from trainer.metrics import second_opinion
 from trainer.metrics import step as metrics_of_step
 from trainer.stages import second_look
-from trainer.stages.questions import QUESTIONS, Results
+from trainer.stages.evidence import QUESTIONS, Results, Tap, Update
 from trainer.stages.recompute import _is_rounded, _unsummed
 from trainer.stages.second_look import SecondLook
-from trainer.stages.tap import Tap, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
