@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer import faults, models, noise, tasks
+from trainer import faults, models, noise, sharding, tasks
 from trainer.config import OFFLOAD_ON_CPU, BadSetting
 from trainer.distributed import World
 from trainer.engines.factory import build_engine
@@ -78,10 +78,8 @@ def build_policy(
         raise BadSetting(OFFLOAD_ON_CPU)
     if config.run.sharding == "none" or world.size == 1:  # one rank would hold every row anyway
         return models.build(config, vocabulary_size, seed=seed, device=device, is_adapted=is_adapted)
-    from trainer import sharding
-
     model = models.build(config, vocabulary_size, seed=seed, device=torch.device("cpu"), is_adapted=is_adapted)
-    sharding.shard(model, config, device, world=world)
+    sharding.shard(model, config.run, device, num_ranks=world.size)
     return model
 
 

@@ -28,7 +28,7 @@ from trainer.distributed import World
 from trainer.models import lora
 from trainer.registry import AGGREGATIONS, ESTIMATORS, LOSSES, find
 from trainer.sections import is_own
-from trainer.shards import gathered, is_sharded, local, put
+from trainer.sharding import gathered, is_sharded, local, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

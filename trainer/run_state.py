@@ -17,7 +17,7 @@ from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting
 from trainer.rollouts import RolloutBatch
 from trainer.saving import STORED, flatten
-from trainer.shards import gathered
+from trainer.sharding import gathered
 from trainer.types import Group, Rollout, Stop
 from trainer.weights import fingerprint, unpack
 

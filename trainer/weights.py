@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.shards import local
+from trainer.sharding import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ from torch import Tensor
 from trainer import saving
 from trainer.distributed import present
 from trainer.saving import STORED, CorruptCheckpoint, Saved, digest_of, flatten
-from trainer.shards import is_sharded
+from trainer.sharding import is_sharded
 from trainer.weights import same_bits
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder
 from trainer.saving import CHECKPOINT, STORED, CorruptCheckpoint, flatten
 from trainer.saving.checkpoint import load
-from trainer.shards import gathered
+from trainer.sharding import gathered
 from trainer.tasks import tokenizers
 
 if TYPE_CHECKING:

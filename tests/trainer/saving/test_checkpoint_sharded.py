@@ -50,7 +50,7 @@ from trainer.run_state import learner_state, restore_learner
 from trainer.saving import checkpoint as checkpoints
 from trainer.saving.checkpoint import difference, load
 from trainer.saving import flatten
-from trainer.shards import whole
+from trainer.sharding import whole
 
 shares = ((0,), (1,), (2,))
 
@@ -59,7 +59,7 @@ def made(seed, **more):
     config = changed(BARE, sharding="fsdp2", **SETTINGS, **more)
     models = [decoder(config, seed=seed), decoder(config, seed=seed + 1)]
     for each in models:
-        sharding.shard(each, config, CPU, world=world)
+        sharding.shard(each, config.run, CPU, num_ranks=world.size)
     return Learner(models[0], models[1], config, seed=seed, world=world)
 
 
