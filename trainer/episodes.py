@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.engines.engine import Engine, Sampling
-    from trainer.tasks.base import Environment, Task, Tokenizer
+    from trainer.tasks.base import Environment, Task
+    from trainer.tasks.tokenizers import Tokenizer
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ import pytest
 from trainer.engines.engine import Sampling
 from trainer.episodes import demonstrate, reply
 from trainer.rollouts import collect
-from trainer.tasks.base import Characters, Observation, Task
-from trainer.tasks.tokenizers import Pretrained
+from trainer.tasks.base import Observation, Task
+from trainer.tasks.tokenizers import Characters, Pretrained
 from trainer.types import Prompt, Rollout, Stop
 
 if TYPE_CHECKING:

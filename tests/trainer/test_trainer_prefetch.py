@@ -24,7 +24,8 @@ from trainer.rollouts import RolloutBatch
 from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
 from trainer.saving import flatten
 from trainer.saving.checkpoint import _nested, difference
-from trainer.tasks.base import Characters, prompt
+from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.trainer import Prefetch, StaleWeights
 from trainer.types import Group, Rollout, Stop
 

@@ -19,7 +19,8 @@ from trainer.models import build
 from trainer.models.decoder import Decoder
 from trainer.stages.second_look import SecondLook
 from trainer.stages.watch import Watch
-from trainer.tasks.base import Characters, prompt
+from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trainer.metrics.records import Records
     from trainer.models.decoder import Model
     from trainer.sections import Optim
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Batch
 
     Message = Mapping[str, Any]

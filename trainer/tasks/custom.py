@@ -20,7 +20,7 @@ from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Prompt, Rollout
 
 
