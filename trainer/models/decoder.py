@@ -128,19 +128,7 @@ class Attention(nn.Module):
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
         if ops.is_small(layout, self.heads):
             return gradients.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
-        queries, keys, values = ops.factors(*self.project(x_NH, rotary))
-        cut = layout.num_prompt_tokens
-        prompt = tuple(layout.prompts.pad(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
-        if is_last:
-            parts = [ops.of_last(queries[layout.last_P], prompt[0], prompt[1], layout.is_pad_PS).flatten(1)]
-        else:
-            mixed = ops.of_prompts(layout.prompts.pad(queries[:cut]), prompt[0], prompt[1])
-            parts = [layout.prompts.unpad(mixed).flatten(1)]
-        if layout.answers.shape[-1]:
-            own_queries, own_keys, own_values = (layout.answers.pad(each[cut:]) for each in (queries, keys, values))
-            mixed = ops.of_answers(own_queries, (own_keys, own_values), (prompt[0], prompt[1]), layout.is_pad_PS)
-            parts.append(layout.answers.unpad(mixed).flatten(1))
-        return torch.cat(parts)
+        return ops.mix_large(*self.project(x_NH, rotary), layout, is_last=is_last)
 
 
 class MLP(nn.Module):

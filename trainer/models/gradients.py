@@ -1,4 +1,4 @@
-"""Functions of `ops` and `attention` with their backward written out. Without a gradient each is the plain function.
+"""Functions of `ops` with their backward written out. Without a gradient each is the plain function.
 
 Norm, MLP and output layer keep less memory for the way back than autograd would. In attention neighbouring values in
 memory are copied once into the shapes for the products, and the gradients are written once to their location; autograd
@@ -179,7 +179,7 @@ def _to_scores(to_weights: Tensor, weights: Tensor, size: int) -> Tensor:
 
 
 def mix(parts_NHD: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
-    """The mixed values of `attention.mix`."""
+    """The mixed values of `ops.mix_and_save`."""
     if not torch.is_grad_enabled():
         return ops.mix_and_save(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
     return _Mix.apply(parts_NHD, *rotary, layout, kv_heads, is_last)  # type: ignore[no-any-return, no-untyped-call]

@@ -3,8 +3,8 @@
 In attention the answers to a prompt share its keys and values, and grouped heads share theirs, without copies. Scores
 are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head. Few scores are
 materialized, which is faster on a CPU (in bfloat16 ten times, forward and backward, than torch's own attention there);
-if they would take much memory torch's attention computes them in chunks. `mix_and_save` is for a complete batch with
-few scores; N rows go in, M come out.
+if they would take much memory torch's attention computes them in chunks. `mix_and_save` and `mix_large` are for a
+complete batch with few and with many scores; N rows go in, M come out.
 """
 
 from __future__ import annotations
@@ -274,6 +274,25 @@ def attention_scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tens
     """Scaled, with the mask added: [b, n, D] and [b, m, D] -> [b, n, m]."""
     start, share = (queries.new_empty(1, 1, 1), 0.0) if mask is None else (mask, 1.0)
     return torch.baddbmm(start, queries, keys.transpose(1, 2), beta=share, alpha=queries.shape[-1] ** -0.5)
+
+
+def mix_large(queries: Tensor, keys: Tensor, values: Tensor, layout: Layout, *, is_last: bool) -> Tensor:
+    """The mixed values [M, heads * D] of many scores, from queries [N, K, R, D], keys and values [N, K, D]."""
+    queries, keys, values = factors(queries, keys, values)
+    cut = layout.num_prompt_tokens
+    prompt_keys, prompt_values = (
+        layout.prompts.pad(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values)
+    )
+    if is_last:
+        parts = [of_last(queries[layout.last_P], prompt_keys, prompt_values, layout.is_pad_PS).flatten(1)]
+    else:
+        mixed = of_prompts(layout.prompts.pad(queries[:cut]), prompt_keys, prompt_values)
+        parts = [layout.prompts.unpad(mixed).flatten(1)]
+    if layout.answers.shape[-1]:
+        own_queries, *own = (layout.answers.pad(each[cut:]) for each in (queries, keys, values))
+        mixed = of_answers(own_queries, (own[0], own[1]), (prompt_keys, prompt_values), layout.is_pad_PS)
+        parts.append(layout.answers.unpad(mixed).flatten(1))
+    return torch.cat(parts)
 
 
 def of_answers(
