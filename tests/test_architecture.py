@@ -45,7 +45,7 @@ FLOORS = {
         {"rollouts"},
         {"metrics"},
         {"saving"},
-        {"faults"},
+        {"faults", "off_policy"},
         {"trainer", "generator"},
         {"run_state"},
         {"build"},

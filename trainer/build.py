@@ -12,9 +12,10 @@ from trainer.distributed import World
 from trainer.engines.factory import build_engine
 from trainer.learner import Learner
 from trainer.metrics.progress import Progress
+from trainer.off_policy import Prefetch
 from trainer.rollouts import PromptSampler
 from trainer.run_state import begin_reference
-from trainer.trainer import Prefetch, Trainer
+from trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from trainer.config import Config
