@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithms.packing import Layout, lay_out
 from trainer.models import gradients, ops
+from trainer.models.layout import Layout, lay_out
 
 if TYPE_CHECKING:
     from trainer.types import Batch

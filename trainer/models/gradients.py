@@ -20,7 +20,7 @@ from trainer.models.ops import wide
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trainer.algorithms.packing import Layout
+    from trainer.models.layout import Layout
 
 
 class _Norm(Function):

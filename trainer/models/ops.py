@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from trainer.algorithms.packing import Layout, Rectangle
+    from trainer.models.layout import Layout, Rectangle
 
 
 # Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
