@@ -25,7 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from subprocess import Popen
 
-
+# Exit codes of a run.
+COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
+# The file where ranks on one machine find each other; without it MASTER_ADDR and MASTER_PORT say where.
+RENDEZVOUS = "TRAINER_RENDEZVOUS"
+# The process that started a rank of this machine: without it a rank was started by another launcher.
+_LAUNCHER = "TRAINER_LAUNCHER"
+# Set in a process of a placed run: the placement for the header, as JSON.
+PLACED = "TRAINER_PLACED"
+# How long the other ranks may take to end by themselves after one has failed: they write what they know. The one that
+# the others failed for may be among them: they can see its death before it is seen here.
+_GRACE_S = 5.0
+# How long after the first rank the last one may take to end well. They end a checkpoint together.
+_TOGETHER_S = 60.0
+# Only a process that connects to Ray has this. An imported Ray is no sign of that: vllm imports it.
+_SUPERVISES = "trainer.placement.supervise"
 _POLL_S = 0.005
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
@@ -52,23 +66,6 @@ def end_with_parent(number: int) -> None:
     """Has the kernel send this process a signal when the thread that started it has ended, whatever way; on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number, 0, 0, 0)
-
-
-# Exit codes of a run.
-COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
-# The file where ranks on one machine find each other; without it MASTER_ADDR and MASTER_PORT say where.
-RENDEZVOUS = "TRAINER_RENDEZVOUS"
-# The process that started a rank of this machine: without it a rank was started by another launcher.
-_LAUNCHER = "TRAINER_LAUNCHER"
-# Set in a process of a placed run: the placement for the header, as JSON.
-PLACED = "TRAINER_PLACED"
-# How long the other ranks may take to end by themselves after one has failed: they write what they know. The one that
-# the others failed for may be among them: they can see its death before it is seen here.
-_GRACE_S = 5.0
-# How long after the first rank the last one may take to end well. They end a checkpoint together.
-_TOGETHER_S = 60.0
-# Only a process that connects to Ray has this. An imported Ray is no sign of that: vllm imports it.
-_SUPERVISES = "trainer.placement.supervise"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from trainer.sections import Run
 
-
 # Set on a sharded parameter whose gradient comes as the mean over so many ranks instead of as their sum.
 MEAN_OF = "_mean_of"
 

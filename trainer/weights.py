@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-
 # Every tensor starts at a multiple of this, so that it can be looked at in its own dtype where it lies.
 _ALIGNED = 64
 # Numbers that are added up before the sum is weighed by its place.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from trainer.models.decoder import Decoder
 
-
 Tokens = tuple[int, ...]
 
 

@@ -20,7 +20,6 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from trainer.models.layout import Layout, Rectangle
 
-
 # Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
 LOGITS_AT_ONCE = 1 << 22
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from trainer.types import Batch
 
-
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

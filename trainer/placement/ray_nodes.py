@@ -34,7 +34,6 @@ from trainer.placement.cards import PlacementError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-
 # Of a Ray that a run starts. On a busy node agents take long to come, and a raylet that does not see its agent ends
 # itself. A node that is gone is to be known within three quarters of a minute, and one whose link is down for twenty
 # seconds is not gone.

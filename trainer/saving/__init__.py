@@ -25,8 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+CHECKPOINT, MANIFEST = "checkpoint", "manifest.json"
+_EARLIER = "manifest.earlier-run.json"
+# A disk with less room than this is full: file systems keep some blocks back.
+FULL = 1 << 20
+# Under which a sharded state has its tensors when it is loaded.
+STORED = "stored"
+# The name of an incomplete state; a save takes seconds, so older ones are remains.
+UNFINISHED_FILE, UNFINISHED_SHARDS = "state.unfinished", "shards-*.unfinished"
 
-MANIFEST = "manifest.json"
+State = dict[str, Any]
 
 
 class CorruptCheckpoint(Exception):
@@ -59,15 +67,6 @@ def read_manifest(folder: Path) -> Saved | None:
         return None
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path} is no manifest of a checkpoint: {error}") from error
-
-
-State = dict[str, Any]
-# A disk with less room than this is full: file systems keep some blocks back.
-FULL = 1 << 20
-# Under which a sharded state has its tensors when it is loaded.
-STORED = "stored"
-# The name of an incomplete state; a save takes seconds, so older ones are remains.
-UNFINISHED_FILE, UNFINISHED_SHARDS = "state.unfinished", "shards-*.unfinished"
 
 
 def name_in_manifest(saved: Saved, folder: Path) -> None:
@@ -128,10 +127,6 @@ def digest_of(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-CHECKPOINT = "checkpoint"
-_EARLIER = "manifest.earlier-run.json"
 
 
 @dataclass(frozen=True, slots=True)

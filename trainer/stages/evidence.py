@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer
     from trainer.types import Batch
 
-
 # What may be wrong with each, causes first.
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("prompts-repeat", "prompts-differ"),

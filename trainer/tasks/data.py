@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Row = Mapping[str, Any]
     Raw = Callable[[Row, str, int], Row]
 
-
 Prompts = tuple[Prompt, ...]
 
 
