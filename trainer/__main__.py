@@ -32,7 +32,7 @@ from trainer import launch, saving
 from trainer.config import Arguments, BadSetting, Config, ParsedSettings, describe, doubts, instead, read
 from trainer.device import peak_rss_mib
 from trainer.interrupt import Interrupt
-from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
+from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED, complain
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress
@@ -122,10 +122,10 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
             _start_in(order.start_of_paths, order.config)
         return _record(order, progress, interrupt)
     except BadSetting as error:
-        return _complain(str(error), BAD_SETTING)
+        return complain(str(error), BAD_SETTING)
     except OSError as error:
         # The records' own disk failed: nothing can be written, so the line on stderr is all there is.
-        return _complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
+        return complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit:  # argparse's way to end after --help
@@ -199,7 +199,7 @@ def _place(order: Command) -> int:
     if is_leader and find_spec("ray"):  # what rank 0 writes does not reach this terminal
         # Cards may be on several nodes, whose cores are not known here.
         _warn(_warnings(order, order.config, cores=math.inf if layout.has_cards else devices.cores()))
-    say = partial(_complain, code=BROKE)
+    say = partial(complain, code=BROKE)
     return supervise.lead(supervise.Run(command, settings, order.config, layout, order.out, say))
 
 
@@ -263,7 +263,7 @@ def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
         with Records(out, append=True) as records:
             records.write("ranks", passed=False, reason=str(ended), rank=ended.rank, code=ended.code)
         if ended.rank != 0 or ended.code < 0:
-            _complain(str(ended), BROKE)
+            complain(str(ended), BROKE)
     return ended.code if ended.code >= 0 else BROKE
 
 
@@ -301,7 +301,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
         interrupts.ignore()
         records.write("end", **end, **_totals(progress))
     if end["status"] == "failed":
-        _complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)
+        complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)
     return code
 
 
@@ -490,11 +490,6 @@ def _totals(progress: Progress) -> dict[str, Any]:
 def _where(error: Exception) -> list[str]:
     """The calls that led to an error, outermost first. Example: `loop.py:130 train`."""
     return [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-
-
-def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"trainer: {text}\n")
-    return code
 
 
 if __name__ == "__main__":

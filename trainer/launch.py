@@ -44,6 +44,12 @@ _POLL_S = 0.005
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
+def complain(text: str, code: int) -> int:
+    """Says on stderr why a command ends; gives back its exit code."""
+    sys.stderr.write(f"trainer: {text}\n")
+    return code
+
+
 def exit_code(process: Popen[bytes]) -> int | None:
     """The exit code, or minus the signal's number; None while it runs."""
     if process.returncode is not None:

@@ -20,6 +20,7 @@ from trainer import models, saving
 from trainer.algorithms.optimizer import copy_into
 from trainer.config import Arguments, BadSetting, Config
 from trainer.distributed import World
+from trainer.launch import complain
 from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder
 from trainer.saving import CHECKPOINT, STORED, CorruptCheckpoint, flatten
@@ -154,9 +155,9 @@ def main(words: Sequence[str]) -> int:
     except SystemExit:  # argparse's way to end after --help
         return WRITTEN
     except BadSetting as error:
-        return _complain(str(error), UNUSABLE)
+        return complain(str(error), UNUSABLE)
     except OSError as error:
-        return _complain(f"export: the model cannot be written: {error}", BROKE)
+        return complain(f"export: the model cannot be written: {error}", BROKE)
     sys.stdout.write("".join(f"{each}\n" for each in written))
     return WRITTEN
 
@@ -210,8 +211,3 @@ def _check(own: Mapping[str, Tensor], learnt: set[str], sizes: Mapping[str, Any]
         name = wrong[0].rpartition("/")[2]
         where = f"path={config.model.path}" if config.model.path else "the settings"
         raise BadSetting(f"{name} of the checkpoint and of {where} differ: is it the model that was trained? (--path)")
-
-
-def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"trainer: {text}\n")
-    return code
