@@ -74,7 +74,7 @@ class Interrupt:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """During the block a first signal waits for `asked`."""
+        """During the block a first signal waits for `requested`."""
         self._is_held = True
         try:
             yield
