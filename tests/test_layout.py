@@ -66,7 +66,7 @@ FLOWS: dict[str, set[str]] = {
     "trainer/models": {"agreement"},
     "trainer/placement": {"across_hosts", "kill_series", "losses", "one_command_line", "processes", "with_ray"},
     "trainer/supervised": {"frozen_lake_gain"},
-    "trainer": {"algorithm_settings", "going_on", "measures", "process", "ranks"},
+    "trainer": {"algorithm_settings", "going_on", "measures", "process", "ranks", "rewards_broken"},
 }
 FILES = sorted(path.relative_to(TESTS) for path in TESTS.glob("*/**/test_*.py"))
 

@@ -28,18 +28,17 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import device as devices
 from trainer import interrupt as interrupts
-from trainer import launch
+from trainer import launch, saving
 from trainer.config import Arguments, BadSetting, Config, ParsedSettings, describe, doubts, instead, read
 from trainer.device import peak_rss_mib
 from trainer.interrupt import Interrupt
-from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
+from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED, complain
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import SCHEMA, NoRecords, Records, one_line, stage_of_error
-from trainer.saving import resume
-from trainer.saving.manifest import CorruptCheckpoint
-from trainer.tasks.rewards import RewardBroken
+from trainer.saving import CorruptCheckpoint
+from trainer.tasks.base import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.distributed import World
-    from trainer.saving.manifest import State
+    from trainer.saving import State
 
 _TRAIN, _SFT, _COMPARE, _EXPORT = "train", "sft", "compare", "export"
 
@@ -60,7 +59,7 @@ class Command:
     out: Path
     given: ParsedSettings
     settings: Sequence[str]  # as given, with the settings that follow from the cards
-    point: resume.ResumePoint | None  # the point to resume from; None: a new run
+    point: saving.ResumePoint | None  # the point to resume from; None: a new run
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
     @property
@@ -81,7 +80,7 @@ class RunContext:
     records: Records
     progress: Progress
     interrupt: Interrupt
-    continued: resume.ContinuedRecords | None  # what became of earlier records; None: there are none, or another rank's
+    continued: saving.ContinuedRecords | None  # what became of earlier records; None: there are none, or another rank's
 
 
 def main(
@@ -123,10 +122,10 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
             _start_in(order.start_of_paths, order.config)
         return _record(order, progress, interrupt)
     except BadSetting as error:
-        return _complain(str(error), BAD_SETTING)
+        return complain(str(error), BAD_SETTING)
     except OSError as error:
         # The records' own disk failed: nothing can be written, so the line on stderr is all there is.
-        return _complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
+        return complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit:  # argparse's way to end after --help
@@ -155,7 +154,7 @@ def _order(words: Sequence[str]) -> Command:
     if command == _SFT and not given.config.task.train_files:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
     out = values.out.absolute()  # the working folder may change
-    point = None if _joined_node(given.config) else resume.find(out, given.config, command)
+    point = None if _joined_node(given.config) else saving.find_resume_point(out, given.config, command)
     return Command(command, out, given, settings, point, values.cwd)
 
 
@@ -163,9 +162,9 @@ def _joined_node(config: Config) -> bool:
     """Whether this process only lends its node to a run that another one leads: the folder is not its to read."""
     if not config.placement.train_cards or launch.is_placed():
         return False
-    from trainer.placement import daemon
+    from trainer.placement import ray_nodes
 
-    return daemon.joined_node()
+    return ray_nodes.joined_node()
 
 
 def _ranks_of_cards(config: Config) -> list[str]:
@@ -200,7 +199,7 @@ def _place(order: Command) -> int:
     if is_leader and find_spec("ray"):  # what rank 0 writes does not reach this terminal
         # Cards may be on several nodes, whose cores are not known here.
         _warn(_warnings(order, order.config, cores=math.inf if layout.has_cards else devices.cores()))
-    say = partial(_complain, code=BROKE)
+    say = partial(complain, code=BROKE)
     return supervise.lead(supervise.Run(command, settings, order.config, layout, order.out, say))
 
 
@@ -264,7 +263,7 @@ def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
         with Records(out, append=True) as records:
             records.write("ranks", passed=False, reason=str(ended), rank=ended.rank, code=ended.code)
         if ended.rank != 0 or ended.code < 0:
-            _complain(str(ended), BROKE)
+            complain(str(ended), BROKE)
     return ended.code if ended.code >= 0 else BROKE
 
 
@@ -277,9 +276,9 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
             records: Records = NoRecords()
         elif order.point is None:
             records = Records(order.out, followers=[Loggers(order.out), Advisor()])
-            resume.set_aside(order.out)
+            saving.set_manifest_aside(order.out)
         else:
-            continued = resume.continue_records(order.out, order.point.step)
+            continued = saving.continue_records(order.out, order.point.step)
             records = Records(order.out, append=True, followers=[Loggers(order.out), Advisor()])
     except OSError as error:
         raise _bad_folder("--out", order.out, error) from error
@@ -302,7 +301,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
         interrupts.ignore()
         records.write("end", **end, **_totals(progress))
     if end["status"] == "failed":
-        _complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)
+        complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)
     return code
 
 
@@ -404,7 +403,7 @@ def _in_steps(config: Config) -> Config:
     return replace(config, run=replace(config.run, steps=steps))
 
 
-def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> State:
+def _goes_on(run: RunContext, point: saving.ResumePoint, config: Config) -> State:
     """The state to resume from. Raises BadSetting for a damaged one; no other state is used instead.
 
     Also for one past the end of the run, which with epochs is known only here. Its tensors are on the CPU: next to the
@@ -416,7 +415,7 @@ def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> Stat
 
     if config.run.steps < point.step:
         raise BadSetting(f"resume={config.run.resume}: {point.step} steps are done, the run has {config.run.steps}")
-    folder = run.order.out / resume.FOLDER
+    folder = run.order.out / saving.CHECKPOINT
     try:
         state = load(folder, torch.device("cpu"))
     except CorruptCheckpoint as error:
@@ -475,7 +474,7 @@ def _head(run: RunContext, config: Config, device: torch.device, world: World, m
 
 def _way_on(out: Path) -> str | None:
     """How to resume an interrupted run; None if nothing was saved."""
-    point = resume.saved_step(out)
+    point = saving.saved_step(out)
     return None if point is None else f"the same command with resume=true goes on after step {point}"
 
 
@@ -491,11 +490,6 @@ def _totals(progress: Progress) -> dict[str, Any]:
 def _where(error: Exception) -> list[str]:
     """The calls that led to an error, outermost first. Example: `loop.py:130 train`."""
     return [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-
-
-def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"trainer: {text}\n")
-    return code
 
 
 if __name__ == "__main__":

@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer import faults, models, noise, tasks
+from trainer import faults, models, noise, sharding, tasks
 from trainer.config import OFFLOAD_ON_CPU, BadSetting
 from trainer.distributed import World
 from trainer.engines.factory import build_engine
 from trainer.learner import Learner
 from trainer.metrics.progress import Progress
+from trainer.off_policy import Prefetch
 from trainer.rollouts import PromptSampler
 from trainer.run_state import begin_reference
-from trainer.trainer import Prefetch, Trainer
+from trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.engines.base import Engine
-    from trainer.models.base import Model
+    from trainer.engines.engine import Engine
     from trainer.models.critic import Critic
+    from trainer.models.decoder import Model
 
 
 def build_trainer(
@@ -78,10 +79,8 @@ def build_policy(
         raise BadSetting(OFFLOAD_ON_CPU)
     if config.run.sharding == "none" or world.size == 1:  # one rank would hold every row anyway
         return models.build(config, vocabulary_size, seed=seed, device=device, is_adapted=is_adapted)
-    from trainer import sharding
-
     model = models.build(config, vocabulary_size, seed=seed, device=torch.device("cpu"), is_adapted=is_adapted)
-    sharding.shard(model, config, device, world=world)
+    sharding.shard(model, config.run, device, num_ranks=world.size)
     return model
 
 

@@ -16,7 +16,7 @@ import torch
 
 from trainer import device as devices
 from trainer import launch
-from trainer.shards import MEAN_OF, is_sharded, local
+from trainer.sharding import MEAN_OF, is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

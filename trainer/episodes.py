@@ -15,8 +15,9 @@ from trainer.types import Group, Prompt, Rollout, Stop
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.engines.base import Engine, Sampling
-    from trainer.tasks.base import Environment, Task, Tokenizer
+    from trainer.engines.engine import Engine, Sampling
+    from trainer.tasks.base import Environment, Task
+    from trainer.tasks.tokenizers import Tokenizer
 
 
 @dataclass(slots=True)

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from trainer.shards import is_sharded, local
+from trainer.sharding import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import Generated
-    from trainer.saving.manifest import Saved, State
+    from trainer.saving import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 

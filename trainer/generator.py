@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trainer.engines.base import Engine, Sampling, Tokens
+    from trainer.engines.engine import Engine, Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec
     from trainer.engines.reference import Reference
     from trainer.types import Batch

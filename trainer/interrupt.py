@@ -1,12 +1,13 @@
 """Ctrl-C and other signals: the run ends between two steps with a checkpoint; at the second signal it ends at once.
 
 The first imports are not interrupted either. A signal while Python cleans up, where an exception would be lost, is
-handled a moment later.
+handled a moment later. `alarm` interrupts a block that takes too long.
 """
 
 from __future__ import annotations
 
 import _thread
+import ctypes
 import signal
 import threading
 import time
@@ -73,7 +74,7 @@ class Interrupt:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """During the block a first signal waits for `asked`."""
+        """During the block a first signal waits for `requested`."""
         self._is_held = True
         try:
             yield
@@ -122,3 +123,52 @@ def _would_be_lost(frame: FrameType | None) -> bool:
 def _send_again(thread: int, number: int) -> None:
     time.sleep(_AGAIN_S)
     signal.pthread_kill(thread, number)
+
+
+class TimeUp(BaseException):
+    """Raised by the alarm. No Exception, so that a function's own `except Exception` does not swallow it."""
+
+
+@contextmanager
+def alarm(limit_s: float | None) -> Iterator[None]:
+    """Raises TimeUp within the block once it has taken so long; None: never."""
+    if limit_s is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        with _alarm_elsewhere(limit_s):
+            yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _alarm_elsewhere(limit_s: float) -> Iterator[None]:
+    """The same for another thread than the main one, which signals do not reach: there a run is within Ray's actor."""
+    thread, lock, is_over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def ring() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeUp))
+
+    timer = threading.Timer(limit_s, ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # an alarm that was set and not handled yet

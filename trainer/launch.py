@@ -1,10 +1,15 @@
-"""Starts the ranks of a run on this machine, and finds out which one ended it.
+"""Starts the ranks of a run on this machine, and finds out which one ended it; how any child process ended.
 
 The launching process computes nothing and imports no torch, so that it survives a killed rank and can name it.
+
+A child is watched safely with respect to Ctrl-C at any moment. `Popen.poll` and `Popen.wait` take a lock: an interrupt
+between acquiring it and the block that releases it leaves it locked, and the next `wait` waits forever. `exit_code` and
+`wait_for_child` take no lock and reap nothing: the process stays a zombie until the one `Popen.wait` at its end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.children import end_with_parent, exit_code
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from subprocess import Popen
 
 # Exit codes of a run.
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
@@ -36,6 +40,38 @@ _GRACE_S = 5.0
 _TOGETHER_S = 60.0
 # Only a process that connects to Ray has this. An imported Ray is no sign of that: vllm imports it.
 _SUPERVISES = "trainer.placement.supervise"
+_POLL_S = 0.005
+_SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+
+
+def complain(text: str, code: int) -> int:
+    """Says on stderr why a command ends; gives back its exit code."""
+    sys.stderr.write(f"trainer: {text}\n")
+    return code
+
+
+def exit_code(process: Popen[bytes]) -> int | None:
+    """The exit code, or minus the signal's number; None while it runs."""
+    if process.returncode is not None:
+        return process.returncode
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def wait_for_child(process: Popen[bytes], timeout_s: float) -> int | None:
+    """The exit code, or None when it still runs after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (code := exit_code(process)) is None and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, _POLL_S))
+    return code
+
+
+def end_with_parent(number: int) -> None:
+    """Has the kernel send this process a signal when the thread that started it has ended, whatever way; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +124,14 @@ def run_ranks(argv: Sequence[str], size: int, logs: Path) -> RankExit:
                 log = None if rank == 0 else stack.enter_context((logs / f"rank-{rank}.log").open("wb"))
                 environ = {**os.environ, **_place(rank, size, Path(folder) / "rendezvous")}
                 ranks.append(subprocess.Popen([sys.executable, "-m", "trainer", *argv], env=environ, stderr=log))
-            return _wait(ranks)
+            return _wait_for_ranks(ranks)
         except KeyboardInterrupt:
             for process in ranks:
                 process.send_signal(signal.SIGINT)
             try:
-                _wait(ranks)  # all finish the step at hand; the first saves
+                _wait_for_ranks(ranks)  # all finish the step at hand; the first saves
             except KeyboardInterrupt:
-                _end(ranks)
+                _end_ranks(ranks)
             raise
         except OSError:  # one of them could not be started: the others would wait for it
             for process in ranks:
@@ -135,12 +171,12 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> RankExit:
+def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> RankExit:
     deadline = None
     while True:
         codes = [exit_code(process) for process in ranks]
         if any(codes):
-            return _cause(codes, _end(ranks))
+            return _cause(codes, _end_ranks(ranks))
         if all(code == 0 for code in codes):
             for process in ranks:
                 process.wait()
@@ -148,7 +184,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> RankExit:
         if 0 in codes and deadline is None:
             deadline = time.monotonic() + _TOGETHER_S
         if deadline is not None and time.monotonic() > deadline:
-            _end(ranks)
+            _end_ranks(ranks)
             return RankExit(codes.index(None), 1, is_stuck=True)
         time.sleep(0.01)
 
@@ -170,7 +206,7 @@ def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> RankExit:
     return RankExit(codes.index(code), code)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+def _end_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """Waits a while for the ranks, then kills the rest; how each ended by itself, None if it did not."""
     deadline = time.monotonic() + _GRACE_S
     while any(exit_code(process) is None for process in ranks) and time.monotonic() < deadline:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import importance_weights, learns, rejection_mask
 from trainer.algorithms.estimators import next_kl_coef, whitened_and_clipped
 from trainer.algorithms.losses import LossSettings, Totals, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
+from trainer.algorithms.policy_losses import importance_weights, learns, rejection_mask
 from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
 from trainer.config import load_function
@@ -28,14 +28,14 @@ from trainer.distributed import World
 from trainer.models import lora
 from trainer.registry import AGGREGATIONS, ESTIMATORS, LOSSES, find
 from trainer.sections import is_own
-from trainer.shards import gathered, is_sharded, local, put
+from trainer.sharding import gathered, is_sharded, local, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trainer.config import Config
-    from trainer.models.base import Model
     from trainer.models.critic import Critic
+    from trainer.models.decoder import Model
     from trainer.types import Batch
 
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.interrupt import Interrupt, Interrupted
-from trainer.observer import StepResult
+from trainer.metrics.step import StepResult
 from trainer.rollouts import RewardedGroups
 from trainer.run_state import set_reference
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.base import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.algorithms.advantages import Advantages
     from trainer.learner import ForwardOutputs, Learner
-    from trainer.observer import Observer
+    from trainer.metrics.step import Observer
     from trainer.rollouts import GeneratedGroups, RolloutBatch
     from trainer.trainer import Trainer
     from trainer.types import Batch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.episodes import collect_episodes
-from trainer.tasks.rewards import group_rewards
+from trainer.tasks.base import group_rewards
 from trainer.types import Group, Prompt
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.engines.base import Engine, Sampling
+    from trainer.engines.engine import Engine, Sampling
     from trainer.tasks.base import Task
 
 

@@ -15,7 +15,6 @@ from trainer.registry import ESTIMATORS, LOSSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
 

@@ -4,14 +4,15 @@
 pass and freed after it, and its gradients are summed and scattered as soon as they are computed. Differences from a
 model that every rank holds completely:
 
-- A parameter is a DTensor (`trainer.shards`), in float32 at least. With `dtype=bfloat16` it is gathered, and computed
-  with, in bfloat16, as the engine gets it; the float32 copy that an unsharded model's optimizer holds is the weight
-  itself.
+- A parameter is a DTensor, sharded along the first axis, in float32 at least. With `dtype=bfloat16` it is gathered, and
+  computed with, in bfloat16, as the engine gets it; the float32 copy that an unsharded model's optimizer holds is the
+  weight itself.
 - Gradients are sums over the ranks, not means: each rank has divided by the counts of all. They are summed after each
   micro batch: summing them only after the last one would need memory for all of them on each rank.
 - Every pass, forward or backward, is a collective: all ranks run the same number.
 
-torch's package for it is imported only when a model is sharded (it imports its compiler: 3 s).
+The other functions read and write such tensors, and return any other tensor unchanged. torch's package is imported only
+when a model is sharded (it imports its compiler: 3 s).
 """
 
 from __future__ import annotations
@@ -21,34 +22,98 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.config import BadSetting
-from trainer.shards import MEAN_OF
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from trainer.config import Config
-    from trainer.distributed import World
-    from trainer.models.base import Model
+    from trainer.sections import Run
+
+# Set on a sharded parameter whose gradient comes as the mean over so many ranks instead of as their sum.
+MEAN_OF = "_mean_of"
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds only its rows: a DTensor of torch, whose module the caller need not import."""
+    return hasattr(tensor, "to_local")
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded tensor, sharing its memory; any other tensor as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """All rows of a sharded tensor, gathered on each rank: a collective; any other tensor as it is."""
+    if not is_sharded(tensor):
+        return tensor
+    there: Any = tensor.detach().to(home(tensor))  # shards on the CPU are gathered on the device that uses them
+    return there.full_tensor()  # type: ignore[no-any-return]
+
+
+def gathered(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """All rows of a sharded weight, rounded before they travel: a collective; any other weight as it is."""
+    return whole(weight.detach().to(dtype)) if is_sharded(weight) else weight
+
+
+def home(tensor: Tensor) -> torch.device | str:
+    """The device on which the ranks exchange its rows."""
+    where: Any = tensor
+    return str(where.device_mesh.device_type) if is_sharded(tensor) else tensor.device
+
+
+@torch.no_grad()
+def like(own: Tensor, part: Tensor) -> Tensor:
+    """A tensor sharded like `own`, of which `part` holds this rank's rows; `part` if `own` is not sharded.
+
+    By reference, unless the rows are on the CPU: then it is copied to the device that uses them.
+    """
+    if not is_sharded(own):
+        return part
+    kind: Any = type(own)
+    where: Any = own
+    return kind.from_local(  # type: ignore[no-any-return]
+        part, where.device_mesh, where.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
+
+
+@torch.no_grad()
+def put(own: Tensor, given: Tensor) -> None:
+    """Copies the values of a tensor into another: both sharded alike, or an unsharded one into either."""
+    local(own).copy_(rows(own, given))
+
+
+def rows(own: Tensor, given: Tensor) -> Tensor:
+    """What this rank holds of `given` if it is sharded as `own` is, which it may be already."""
+    if not is_sharded(own) or is_sharded(given):
+        return local(given)
+    where: Any = own
+    chunks, rank = given.chunk(where.device_mesh.size()), where.device_mesh.get_local_rank()
+    return chunks[rank] if rank < len(chunks) else given[:0]
+
 
 # The location of the package before torch 2.6.
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 
 
-def shard(model: Model, config: Config, device: torch.device, *, world: World) -> None:
-    """Shards a model, layer by layer, over all ranks; it may be on the CPU, and is on the device afterwards.
+def shard(model: Any, run: Run, device: torch.device, *, num_ranks: int) -> None:
+    """Shards a model (`trainer.models.decoder.Model`), layer by layer, over all ranks.
+
+    It may be on the CPU, and is on the device afterwards.
 
     Raises BadSetting for a torch without `fully_shard`.
     """
     fsdp = _package()
-    wide = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
+    wide = torch.promote_types(getattr(torch, run.dtype), torch.float32)
     model.to(wide)
     model.gather_weights()
-    options = _options(fsdp, config, device, world)
+    options = _options(fsdp, run, device, num_ranks)
     for layer in layers(model):
         fsdp.fully_shard(layer, **options)
     fsdp.fully_shard(model, **options)
-    _sum_gradients(model, world)
+    _sum_gradients(model, num_ranks)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
@@ -79,14 +144,14 @@ def _package() -> Any:
     raise BadSetting(f"sharding=fsdp2 needs torch 2.5 or later: torch {torch.__version__} has no fully_shard")
 
 
-def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> dict[str, Any]:
+def _options(fsdp: Any, run: Run, device: torch.device, num_ranks: int) -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
-    dtype: torch.dtype = getattr(torch, config.run.dtype)
+    dtype: torch.dtype = getattr(torch, run.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     narrow = dtype if dtype != wide else None
     options = {
-        "mesh": init_device_mesh(device.type, (world.size,)),
+        "mesh": init_device_mesh(device.type, (num_ranks,)),
         # The model's own code decides its compute dtype; a layer's input is not cast.
         "mp_policy": fsdp.MixedPrecisionPolicy(
             param_dtype=narrow, reduce_dtype=narrow and wide, cast_forward_inputs=False
@@ -94,10 +159,10 @@ def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> d
         # Of the root too, unlike torch's default: between two passes every parameter is its shard.
         "reshard_after_forward": True,
     }
-    return {**options, "offload_policy": fsdp.CPUOffloadPolicy()} if config.run.offload else options
+    return {**options, "offload_policy": fsdp.CPUOffloadPolicy()} if run.offload else options
 
 
-def _sum_gradients(model: nn.Module, world: World) -> None:
+def _sum_gradients(model: nn.Module, num_ranks: int) -> None:
     """Turns gradients into sums, where torch computes means.
 
     With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Releases that have no
@@ -110,4 +175,4 @@ def _sum_gradients(model: nn.Module, world: World) -> None:
             unit.set_force_sum_reduction_for_comms(True)
         else:
             for parameter in unit.parameters():
-                setattr(parameter, MEAN_OF, world.size)
+                setattr(parameter, MEAN_OF, num_ranks)

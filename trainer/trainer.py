@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,27 +14,29 @@ import torch
 from trainer.algorithms.advantages import has_signal
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import make_batch
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.metrics.progress import Progress
+from trainer.off_policy import StaleWeights
 from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.base import RewardBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.engines.base import Engine
+    from trainer.engines.engine import Engine
     from trainer.engines.generator_client import GeneratorStats
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
     from trainer.noise import Injection
+    from trainer.off_policy import Prefetch
     from trainer.rollouts import PromptSampler, RewardedGroups
-    from trainer.saving.manifest import Saved, State
+    from trainer.saving import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 
@@ -243,62 +244,3 @@ class Trainer:
     def save(self, state: State, folder: Path) -> Saved:
         """This rank's part of a checkpoint, or the complete one."""
         return save_shards(state, folder, world=self.world) if self.learner.is_sharded else save(state, folder)
-
-
-class StaleWeights(RuntimeError):
-    """Answers that were drawn with weights older than the run allows."""
-
-
-class Prefetch:
-    """One step off policy: the batch that is being generated, or is ready, for the next step, while this one trains.
-
-    At most one, by at most one thread. Between two steps nothing is pending: generation that `start` began in a step,
-    with the weights before its update, is complete by that step's end, and only then do the generators get new weights.
-    So every batch but the first of a run is exactly one step older than the policy that learns from it, whatever is
-    slow; evaluations and checkpoints in between are not affected. A checkpoint includes the prefetched batch, so that a
-    resumed run learns from the same answers.
-    """
-
-    def __init__(self) -> None:
-        self.ready: RolloutBatch | None = None
-        self.error: RewardBroken | None = None  # why no batch is ready
-        self._thread: threading.Thread | None = None
-        self._generated: list[GeneratedGroups] = []
-        self._failures: list[BaseException] = []
-        self._progress = Progress()
-
-    def take(self) -> RolloutBatch | None:
-        """Returns and removes the batch. Raises RewardBroken if its rewards failed."""
-        if self.error is not None:
-            raise self.error
-        ready, self.ready = self.ready, None
-        return ready
-
-    def start(self, generate: Callable[[Progress], GeneratedGroups]) -> None:
-        """Starts to generate in parallel to the caller; `generate` gets the object for its times."""
-        self._progress = progress = Progress()
-
-        def work() -> None:
-            try:
-                self._generated.append(generate(progress))
-            except BaseException as error:  # it is raised by `wait`
-                self._failures.append(error)
-
-        self._thread = threading.Thread(target=work, name="generation", daemon=True)
-        self._thread.start()
-
-    def wait(self, progress: Progress) -> GeneratedGroups | None:
-        """The batch that `start` began, once it is complete; None if none was begun. Raises its error.
-
-        Generation time is added to its phases; time blocked here is recorded as `gen_wait`.
-        """
-        if self._thread is None:
-            return None
-        with progress.phase("gen_wait"):
-            self._thread.join()
-        self._thread = None
-        for name, seconds in self._progress.seconds.items():
-            progress.seconds[name] = progress.seconds.get(name, 0.0) + seconds
-        if self._failures:
-            raise self._failures.pop()
-        return self._generated.pop()

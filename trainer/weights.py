@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.shards import local
+from trainer.sharding import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
-
 
 # Every tensor starts at a multiple of this, so that it can be looked at in its own dtype where it lies.
 _ALIGNED = 64

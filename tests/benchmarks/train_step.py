@@ -117,8 +117,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
     import torch
 
     from trainer.algorithms.packing import make_batch
-    from trainer.engines.base import Sampling
-    from trainer.engines.builtin import BuiltinEngine
+    from trainer.engines.engine import BuiltinEngine, Sampling
     from trainer.learner import Learner
     from trainer.loop import update_policy
     from trainer.models import build

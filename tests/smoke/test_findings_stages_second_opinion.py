@@ -67,7 +67,7 @@ def test_symptoms_do_not_hide_what_the_second_opinion_found() -> None:
 
 def test_every_cause_of_the_trainer_is_known_to_the_judge() -> None:
     pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
-    from trainer.stages.questions import QUESTIONS
+    from trainer.stages.evidence import QUESTIONS
 
     assert set(QUESTIONS) == set(STAGES)
     assert {wrong for each in QUESTIONS.values() for wrong in each} == set(WRONG) <= set(CAUSES)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.generator import Server
     from trainer.types import Batch
     from trainer.weights import Bucket

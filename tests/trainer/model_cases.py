@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.models.base import Model
+    from trainer.models.decoder import Model
     from trainer.types import Batch
 
 VOCABULARY, PAD, END = 19, 17, 18

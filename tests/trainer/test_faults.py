@@ -15,8 +15,8 @@ from trainer import faults
 from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.run_state import learner_state
+from trainer.saving import CorruptCheckpoint, Saved, State
 from trainer.saving.checkpoint import difference, load, save
-from trainer.saving.manifest import CorruptCheckpoint, Saved, State
 from trainer.sections import Run
 from trainer.tasks.digits import successor
 

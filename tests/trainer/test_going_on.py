@@ -11,10 +11,10 @@ import torch
 
 from tests.trainer.core_cases import SMALL
 from tests.trainer.trainer_cases import CPU, changed, only, read, run
+from trainer import saving
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config, differing, parse
 from trainer.metrics.records import FILE
-from trainer.saving import resume
 from trainer.saving.checkpoint import load, save
 
 if TYPE_CHECKING:
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 
 
 def saved_at(out: Path, step: int, **settings: object) -> None:
-    save({"step": step, "settings": {**Config().lasting(), **settings}}, out / resume.FOLDER)
+    save({"step": step, "settings": {**Config().lasting(), **settings}}, out / saving.CHECKPOINT)
 
 
 def test_a_run_goes_on_at_its_last_step_and_epochs_decide_over_steps(tmp_path: Path) -> None:
     saved_at(tmp_path / "steps", 9, steps=9)
-    assert resume.find(tmp_path / "steps", changed(Config(), resume="true", steps=9)) == resume.ResumePoint(9, {})
+    assert saving.find_resume_point(
+        tmp_path / "steps", changed(Config(), resume="true", steps=9)
+    ) == saving.ResumePoint(9, {})
     with pytest.raises(BadSetting, match=r"\b9 steps .* steps=8 "):
-        resume.find(tmp_path / "steps", changed(Config(), resume="true", steps=8))
+        saving.find_resume_point(tmp_path / "steps", changed(Config(), resume="true", steps=8))
     saved_at(tmp_path / "epochs", 30, epochs=2, steps=60)
     config = changed(Config(), resume="true", epochs=2, steps=10)
-    assert resume.find(tmp_path / "epochs", config) == resume.ResumePoint(30, {})
+    assert saving.find_resume_point(tmp_path / "epochs", config) == saving.ResumePoint(30, {})
 
 
 def test_every_file_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_after(
@@ -75,10 +77,10 @@ def test_a_checkpoint_that_holds_code_is_not_run_though_its_digest_is_right(
 
 def test_a_last_record_without_its_line_end_and_what_was_said_of_ranks_are_written_again(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"kind": "header"}\n{"kind": "step", "step": 1}')
-    assert resume.continue_records(tmp_path, 1).num_dropped == 1
+    assert saving.continue_records(tmp_path, 1).num_dropped == 1
     assert read(tmp_path) == [{"kind": "header"}]
     (tmp_path / FILE).write_text('{"kind": "header"}\n{"kind": "ranks", "rank": 1}\n')
-    assert resume.continue_records(tmp_path, 1).num_dropped == 1
+    assert saving.continue_records(tmp_path, 1).num_dropped == 1
     assert read(tmp_path) == [{"kind": "header"}]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer import models
 from trainer.config import parse
-from trainer.engines.builtin import BuiltinEngine
+from trainer.engines.engine import BuiltinEngine
 from trainer.models.decoder import Decoder
 from trainer.noise import NoMatch, deviation, deviations, has_experts, noisy, start, touched
 from trainer.sections import Noise

@@ -18,10 +18,10 @@ from tests.trainer.plain_run import environment, finish, scene_in, start
 from tests.trainer.shared import LIMIT_S, forks
 from tests.trainer.trainer_cases import only, read
 from trainer import __main__ as entry
+from trainer import saving
 from trainer.config import Config
 from trainer.interrupt import SIGNALS, Interrupt
 from trainer.metrics.records import FILE, SCHEMA
-from trainer.saving import manifest, resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_an_interrupted_run_says_so_and_leaves_with_130(scene: Path, number: sig
     done = sum(record["kind"] == "step" for record in read(out))
     assert end["steps_done"] == done
     assert re.search(rf"resume=true .* {done}$", end["resume"])
-    saved = manifest.read(out / "checkpoint")
+    saved = saving.read_manifest(out / "checkpoint")
     assert saved is not None
     assert saved.step == done
 
@@ -115,7 +115,7 @@ def test_at_the_second_signal_it_leaves_at_once_and_the_earlier_checkpoint_stays
     code, printed, _ = process.end()  # long before the reward comes back
     assert (code, printed) == (130, "")
     assert read(out)[-1]["status"] == "interrupted"
-    saved = manifest.read(out / "checkpoint")
+    saved = saving.read_manifest(out / "checkpoint")
     assert saved is not None
     assert saved.step == 2
 
@@ -176,7 +176,7 @@ def test_an_interrupt_that_an_import_would_lose_ends_the_run_all_the_same(scene:
 def test_an_interrupt_between_the_opening_of_the_records_and_the_run_stands_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "set_aside", lambda out: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(saving, "set_manifest_aside", lambda out: signal.raise_signal(signal.SIGTERM))
     assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", "steps=1"]) == 130
     (end,) = read(tmp_path / "out")
     assert (end["status"], end["reason"]) == ("interrupted", "SIGTERM")

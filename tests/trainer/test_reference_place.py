@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.observer import StepResult
-    from trainer.saving.manifest import State
+    from trainer.metrics.step import StepResult
+    from trainer.saving import State
     from trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -311,7 +311,7 @@ from trainer.loop import make_rollouts
 from trainer.metrics.progress import Progress
 from trainer.run_state import restore, save_checkpoint, set_reference, state_of
 from trainer.saving.checkpoint import load
-from trainer.shards import is_sharded
+from trainer.sharding import is_sharded
 
 MORE = {"prompts_per_step": 4, "ranks": 2, "sharding": "fsdp2", "dtype": "bfloat16"}
 

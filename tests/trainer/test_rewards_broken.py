@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from tests.trainer.core_cases import SMALL, on_ranks
-from tests.trainer.saving.test_resume import told
+from tests.trainer.saving.test_saving_resume import told
 from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, watched
+from trainer import saving
 from trainer.build import build_trainer
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts
 from trainer.metrics.records import Records
+from trainer.off_policy import Prefetch
 from trainer.rollouts import GeneratedGroups, compute_rewards
 from trainer.run_state import restore, state_of
-from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
+from trainer.tasks.base import RewardBroken, RewardHung, group_rewards
 from trainer.tasks.digits import successor
-from trainer.tasks.rewards import RewardBroken, RewardHung, group_rewards
-from trainer.trainer import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,8 +58,8 @@ def go(out: Path, config: Config, broken: Collection[int] = (), *, is_resumed: b
     """A run, or the rest of one."""
     trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = restore(trainer, load(out / resume.FOLDER, CPU))
-        num_validated = resume.continue_records(out, step).num_validated
+        step = restore(trainer, load(out / saving.CHECKPOINT, CPU))
+        num_validated = saving.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
         watched(flaky(trainer, broken), config, out, records, num_validated=num_validated)
     return trainer
@@ -87,7 +87,7 @@ def test_a_run_that_a_reward_ends_saves_first_and_goes_on_as_if_it_had_not(
     last = 2 * config.rollout.prompts_per_step * config.rollout.rollouts_per_prompt
     with pytest.raises(RewardBroken, match=r"ZeroDivisionError at test_rewards_broken\.py:\d+ reward: now and then$"):
         go(tmp_path / "parts", config, {last + 1})
-    assert resume.saved_step(tmp_path / "parts") == 2
+    assert saving.saved_step(tmp_path / "parts") == 2
     ended = go(tmp_path / "parts", config, is_resumed=True)
     assert difference(state_of(whole, 3), state_of(ended, 3)) is None
     assert told(tmp_path / "parts") == told(tmp_path / "whole")
@@ -104,7 +104,7 @@ def test_a_reward_that_breaks_in_an_evaluation_ends_a_run_that_is_saved(tmp_path
     made = replace(trainer, task=replace(trainer.task, is_right=is_right))
     with Records(tmp_path) as records, pytest.raises(RewardBroken):
         watched(made, SMALL, tmp_path, records)
-    assert resume.saved_step(tmp_path) == SMALL.run.steps
+    assert saving.saved_step(tmp_path) == SMALL.run.steps
     tolerant = replace(made, config=changed(SMALL, on_reward_error="zero"))
     found = evaluate(tolerant)
     assert (found["num_correct"], len(tolerant.reward_errors)) == (0, found["num_prompts"])

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.episodes import demonstrate, reply
 from trainer.rollouts import collect
-from trainer.tasks.base import Characters, Observation, Task
-from trainer.tasks.tokenizers import Pretrained
+from trainer.tasks.base import Observation, Task
+from trainer.tasks.tokenizers import Characters, Pretrained
 from trainer.types import Prompt, Rollout, Stop
 
 if TYPE_CHECKING:

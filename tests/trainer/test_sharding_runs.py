@@ -10,12 +10,12 @@ import pytest
 
 from tests.trainer.rank_processes import run_ranks, run_trainer
 from tests.trainer.trainer_cases import CPU, only, read, run
+from trainer import saving
 from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.launch import RankExit
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
-from trainer.saving import manifest
 from trainer.supervised import warm_start
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_the_same_bits_and_then_on_more_ranks_and_on_one(tmp_
         assert resumed["changed"]["ranks"] == [2 if ranks == 3 else 3, ranks]
         assert max(numbers(records)) == steps
         assert only(records[-20:], kind="stage", name="checkpoint")["passed"] is True
-    saved = manifest.read(again / "checkpoint")
+    saved = saving.read_manifest(again / "checkpoint")
     assert saved is not None
     assert (saved.step, saved.files) == (8, {})  # one process writes one file
 

@@ -21,8 +21,8 @@ from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Records
 from trainer.rollouts import reward_limit_s
 from trainer.run_state import learner_state, restore, save_checkpoint, state_of
+from trainer.saving import Saved, State
 from trainer.saving.checkpoint import difference, save
-from trainer.saving.manifest import Saved, State
 from trainer.stages.watch import evaluate, logprob_limits
 from trainer.types import Group
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from trainer.engines.base import Engine, Sampling, Tokens
+    from trainer.engines.engine import Engine, Sampling, Tokens
     from trainer.types import Rollout
 
 

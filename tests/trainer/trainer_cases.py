@@ -19,7 +19,8 @@ from trainer.models import build
 from trainer.models.decoder import Decoder
 from trainer.stages.second_look import SecondLook
 from trainer.stages.watch import Watch
-from trainer.tasks.base import Characters, prompt
+from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.interrupt import Interrupt
     from trainer.trainer import Trainer
 

@@ -186,14 +186,6 @@ def aggregate(losses_BT: Tensor, mask_BT: Tensor, mode: str, totals: Totals) -> 
     raise ValueError(f"There is no aggregation {mode!r}. Accepted: {', '.join(MODES)}")
 
 
-def _k1(difference_BT: Tensor, _convention: Convention) -> Tensor:
-    return -difference_BT
-
-
-def _k2(difference_BT: Tensor, _convention: Convention) -> Tensor:
-    return 0.5 * difference_BT.square()
-
-
 def _k3(difference_BT: Tensor, convention: Convention) -> Tensor:
     limit = convention.kl_log_ratio_limit
     if limit is not None:
@@ -202,10 +194,6 @@ def _k3(difference_BT: Tensor, convention: Convention) -> Tensor:
     value_BT = difference_BT.exp() - difference_BT - 1
     limit = convention.kl_value_limit
     return value_BT if limit is None else value_BT.clamp(-limit, limit)
-
-
-def _absolute(difference_BT: Tensor, _convention: Convention) -> Tensor:
-    return difference_BT.abs()
 
 
 def _straight_through(estimator: Callable[[Tensor, Convention], Tensor]) -> Callable[[Tensor, Convention], Tensor]:
@@ -219,11 +207,11 @@ def _straight_through(estimator: Callable[[Tensor, Convention], Tensor]) -> Call
 # Each takes d = reference - policy.
 DIVERGENCES: Mapping[str, Callable[[Tensor, Convention], Tensor]] = {
     "low_var": _k3,
-    "k1": _k1,
-    "k2": _k2,
+    "k1": lambda difference_BT, _: -difference_BT,
+    "k2": lambda difference_BT, _: 0.5 * difference_BT.square(),
     "k3": _k3,
-    "abs": _absolute,
-    "k1+": _straight_through(_k1),
+    "abs": lambda difference_BT, _: difference_BT.abs(),
+    "k1+": _straight_through(lambda difference_BT, _: -difference_BT),
     "k3+": _straight_through(_k3),
 }
 

@@ -1,4 +1,4 @@
-"""Bounds beyond which tokens or answers are rejected, parsed from the settings. Imports no torch; see `correction`."""
+"""Bounds of `policy_losses.rejection_mask`, parsed from the settings. Imports no torch."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.algorithms.correction import Correction
     from trainer.algorithms.losses import TokenLosses
+    from trainer.algorithms.policy_losses import Correction
     from trainer.sections import Algorithm
     from trainer.types import Batch
 

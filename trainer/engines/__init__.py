@@ -1,1 +1,1 @@
-"""What makes answers: `base.Engine` is the seam, `builtin.BuiltinEngine` the one that runs everywhere."""
+"""What makes answers: `engine.Engine` is the interface, `engine.BuiltinEngine` the one that runs everywhere."""

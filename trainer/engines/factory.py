@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.engines.base import Engine
+    from trainer.engines.engine import Engine
     from trainer.engines.generator_client import Generator
     from trainer.tasks.base import Task
 
@@ -79,7 +79,7 @@ def build_local_engine(order: EngineSpec, device: torch.device, *, sampling_seed
     """The configured engine in this process, with the weights that the policy starts with. Raises BadSetting."""
     config = order.config
     if config.rollout.engine == "builtin":
-        from trainer.engines.builtin import BuiltinEngine
+        from trainer.engines.engine import BuiltinEngine
         from trainer.models.decoder import Decoder
 
         size = order.tokenizer.vocabulary_size

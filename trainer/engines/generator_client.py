@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.tasks.base import Task
     from trainer.types import Batch, Rollout
     from trainer.weights import Bucket

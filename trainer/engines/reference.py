@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.models.base import Model
+    from trainer.models.decoder import Model
     from trainer.types import Batch
 
 # A log-probability is at most 0, but for what rounding adds.

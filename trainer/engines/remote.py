@@ -20,10 +20,10 @@ import torch
 
 from trainer.config import BadSetting
 from trainer.engines import reference
-from trainer.engines.base import new_seeds
+from trainer.engines.engine import new_seeds
 from trainer.engines.generator_client import GeneratorLost, GeneratorStats
 from trainer.engines.reference import ROUNDING
-from trainer.models import files
+from trainer.models import pretrained
 from trainer.weights import AT_START, Bucket, Packer, fingerprint, unpack
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec, Generated, Generator, Pending, ReferenceLogProbs
     from trainer.types import Batch, Rollout
 
@@ -411,5 +411,5 @@ def over(pool: Pool, order: EngineSpec, *, seed: int, kind: type[Remote] = Remot
     packer = Packer(config.rollout.bucket_mib << 20)
     size = order.tokenizer.vocabulary_size
     if config.model.path:  # a model may know more tokens than its tokenizer, and say them
-        size = max(size, int(files.read_config(Path(config.model.path)).get("vocab_size", 0)))
+        size = max(size, int(pretrained.read_config(Path(config.model.path)).get("vocab_size", 0)))
     return kind(pool, size, torch.Generator().manual_seed(seed), packer, can_sleep=config.rollout.sleep)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import LocalEngine
+from trainer.engines.engine import LocalEngine
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.engines.base import Sampling, Tokens
-    from trainer.tasks.base import Task, Tokenizer
+    from trainer.engines.engine import Sampling, Tokens
+    from trainer.tasks.base import Task
+    from trainer.tasks.tokenizers import Tokenizer
 
 
 class Scripted(LocalEngine):

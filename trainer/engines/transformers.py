@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import LocalEngine, pick, sampling_logprobs, uniform, until_end
+from trainer.engines.engine import LocalEngine, pick, sampling_logprobs, uniform, until_end
 from trainer.models.pretrained import causal_model
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec
     from trainer.types import Rollout
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import LocalEngine, new_seeds
+from trainer.engines.engine import LocalEngine, new_seeds
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec
 
 _BUCKET_BYTES = 1 << 28  # of weights handed over at once; with tensor parallelism each bucket is copied to every worker
@@ -331,7 +331,7 @@ def _linked(source: Path) -> Path:
 
 def _write(folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Replaces the links to the model's weights by one file."""
-    from trainer.models.files import write_weights
+    from trainer.models.pretrained import write_weights
 
     for old in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json"), *folder.glob("*.bin")]:
         old.unlink()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import Arguments, BadSetting
+from trainer.launch import complain
 from trainer.metrics.records import FILE
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ def main(argv: Sequence[str]) -> int:
         values = _arguments(argv)
         found = compare(read(values.a), read(values.b), loss_limit=values.loss_limit, reward_limit=values.reward_limit)
     except (BadSetting, UnreadableRun) as error:
-        sys.stderr.write(f"trainer: {error}\n")
-        return UNUSABLE
+        return complain(str(error), UNUSABLE)
     code = WITHIN if found.is_within else BEYOND
     if values.json:
         sys.stdout.write(json.dumps(document(found, exit_code=code), indent=2, allow_nan=False) + "\n")

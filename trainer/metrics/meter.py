@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from trainer.config import Config
-    from trainer.models.base import Model
+    from trainer.models.decoder import Model
     from trainer.types import Group
 
 _GIB = 1 << 30

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-
 # In the place of the logit of a token that is not drawn: finite, so that 0 times it is 0.
 _NEVER = -1e30
 # Shares and logits that float32 may order otherwise.

@@ -1,14 +1,15 @@
-"""The metrics of a step, under verl's names and with verl's meaning of each.
+"""What a step of the loop made, the interface of those who follow the steps, and a step's metrics.
 
-A value that a run does not measure is not in its records: no critic, no `critic/values`; no reference policy, no
-`actor/kl_loss` (as in verl, except 0.7.1, whose FSDP actor writes 0 there). Means, maxima and minima are over the
-model's tokens or over the answers, as in verl. Source: verl 0.7.1, trainer/ppo (metric_utils.py, ray_trainer.py,
+The metrics have verl's names and verl's meaning of each. A value that a run does not measure is not in its records: no
+critic, no `critic/values`; no reference policy, no `actor/kl_loss` (as in verl, except 0.7.1, whose FSDP actor writes 0
+there). Means, maxima and minima are over the model's tokens or over the answers, as in verl.
+Source: verl 0.7.1, trainer/ppo (metric_utils.py, ray_trainer.py,
 core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py, utils/seqlen_balancing.py, utils/debug/metrics.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,6 @@ import torch
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.losses import masked_mean
 from trainer.device import peak_rss_mib
-from trainer.observer import Observer
 from trainer.types import Stop
 
 if TYPE_CHECKING:
@@ -25,13 +25,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.algorithms.advantages import Advantages
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.learner import ForwardOutputs
+    from trainer.engines.generator_client import GeneratorStats
+    from trainer.learner import ForwardOutputs, StepAdvantages
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
-    from trainer.observer import StepResult
     from trainer.types import Batch, Group, Prompt, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step of the loop made."""
+
+    groups: list[Group]
+    rewards_PG: Tensor
+    batch: Batch
+    logprobs: ForwardOutputs
+    advantages: StepAdvantages
+    update: UpdateMetrics
+    num_generated: int  # groups generated; more than `groups` where some had no signal and others were drawn
+    stats: GeneratorStats | None = None  # of generators in other processes; None: there are none
+    reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run
+    staleness: int = 0  # steps that the weights which drew the answers were behind those that learnt from them
+    seconds: float = 0.0
+
+
+class Observer:
+    """Follows a run; the loop does not know what it does."""
+
+    def on_start(self) -> None:
+        """Before the first step."""
+
+    def on_step_start(self, step: int) -> None:
+        """Before a step, when everything that the one before it brought about is done."""
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        """After a step."""
+
+    def on_end(self) -> None:
+        """After the last step."""
+
 
 # verl's name of each number of an update.
 NAMES: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.config import BadSetting
-from trainer.models import files, lora
+from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder, Shape
 
 if TYPE_CHECKING:
@@ -74,11 +74,9 @@ def fill(decoder: Decoder, *, seed: int) -> None:
 def from_folder(settings: Model, vocabulary_size: int, dtype: torch.dtype) -> Decoder | Pretrained:
     """The folder's model, on the CPU: the built-in decoder if it supports it. Raises BadSetting."""
     folder = Path(settings.path)
-    shape = files.read_shape(files.read_config(folder))
+    shape = pretrained.read_shape(pretrained.read_config(folder))
     if shape is None:
-        from trainer.models import pretrained
-
-        return pretrained.load(folder, dtype=dtype, gradient_checkpointing=settings.gradient_checkpointing)
+        return pretrained.load_pretrained(folder, dtype=dtype, gradient_checkpointing=settings.gradient_checkpointing)
     if shape.vocabulary < vocabulary_size:
         raise BadSetting(f"path={folder} knows {shape.vocabulary} tokens, the task's tokenizer {vocabulary_size}")
     decoder = Decoder(shape, gradient_checkpointing=settings.gradient_checkpointing).to(dtype)
@@ -90,7 +88,7 @@ def from_folder(settings: Model, vocabulary_size: int, dtype: torch.dtype) -> De
 def load(decoder: Decoder, folder: Path) -> None:
     """Loads the folder's weights. Raises BadSetting if one is missing, unknown or of another shape."""
     missing = dict(decoder.named_parameters())
-    for name, tensor in files.read_weights(folder):
+    for name, tensor in pretrained.read_weights(folder):
         if name == "lm_head.weight" and decoder.lm_head is None:
             continue  # a copy of the embedding, which some writers keep
         own = missing.pop(name, None)
@@ -104,4 +102,4 @@ def load(decoder: Decoder, folder: Path) -> None:
 def save(decoder: Decoder, folder: Path) -> None:
     """A folder in transformers' layout, LoRA's changes merged in. Raises OSError."""
     weights = lora.merged(decoder)
-    files.write(folder, weights, files.config_of(decoder.shape, next(iter(weights.values())).dtype))
+    pretrained.write_folder(folder, weights, pretrained.config_of(decoder.shape, next(iter(weights.values())).dtype))

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from trainer import models
 from trainer.algorithms.losses import masked_sum
 from trainer.algorithms.optimizer import Optimizer
-from trainer.algorithms.packing import lay_out, select
+from trainer.algorithms.packing import select
 from trainer.config import BadSetting
 from trainer.models.decoder import Decoder
+from trainer.models.layout import lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

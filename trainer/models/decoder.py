@@ -1,26 +1,56 @@
-"""The built-in decoder: Qwen2's and Qwen3's layout and parameter names, at any size.
+"""The interface of a policy, and the built-in decoder: Qwen2's and Qwen3's layout and parameter names, at any size.
 
 RMSNorm before each half, rotary positions, grouped key-value heads, SwiGLU. Qwen2 has biases on q, k and v; Qwen3 has
 none, and a norm on each head's query and key instead. Source: transformers, models/qwen2/modeling_qwen2.py and
 models/qwen3/modeling_qwen3.py.
 
-A function of `gradients` gives what that of the same name in `ops` or `attention` does, with its backward written out.
+A function of `gradients` gives what that of the same name in `ops` does, with its backward written out.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithms.packing import Layout, lay_out
-from trainer.models import attention, gradients, ops
-from trainer.models.base import Model, ModelOutput
+from trainer.models import gradients, ops
+from trainer.models.layout import Layout, lay_out
 
 if TYPE_CHECKING:
     from trainer.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """The policy's log-probability of each answer token, with gradient; float32 at least, 0 where the mask is off."""
+
+    logprobs_BT: Tensor  # of the token itself, at the requested temperature
+    entropy_BT: Tensor  # of the distribution, in nats; all 0 unless requested
+    sum_pi_squared_BT: Tensor | None = None  # over the vocabulary; None unless requested
+
+
+class Model(nn.Module, ABC):
+    """A policy. Its parameters carry transformers' names."""
+
+    top_p, top_k = 1.0, 0  # as the engine draws: the policy is the distribution of the tokens that may be drawn
+    is_gathered = False  # whether its weights are gathered from all ranks before each use and freed after it
+
+    def gather_weights(self) -> None:
+        """Marks the weights as gathered: every rank then computes each layer equally often and does not modify them."""
+        self.is_gathered = True
+
+    @abstractmethod
+    def token_logprobs(
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
+    ) -> ModelOutput:
+        """The log-probability of each masked token of the answers; a prompt is computed once for all its answers.
+
+        `with_sum_pi_squared`, in the place of the entropy, is for passes without a gradient.
+        """
+
 
 Rotary = tuple[Tensor, Tensor]  # cosine and sine [N, 1, D] of each token's place
 
@@ -96,21 +126,9 @@ class Attention(nn.Module):
 
     def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, *, is_last: bool) -> Tensor:
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
-        if attention.is_small(layout, self.heads):
+        if ops.is_small(layout, self.heads):
             return gradients.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
-        queries, keys, values = ops.factors(*self.project(x_NH, rotary))
-        cut = layout.num_prompt_tokens
-        prompt = tuple(layout.prompts.pad(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
-        if is_last:
-            parts = [attention.of_last(queries[layout.last_P], prompt[0], prompt[1], layout.is_pad_PS).flatten(1)]
-        else:
-            mixed = attention.of_prompts(layout.prompts.pad(queries[:cut]), prompt[0], prompt[1])
-            parts = [layout.prompts.unpad(mixed).flatten(1)]
-        if layout.answers.shape[-1]:
-            own_queries, own_keys, own_values = (layout.answers.pad(each[cut:]) for each in (queries, keys, values))
-            mixed = attention.of_answers(own_queries, (own_keys, own_values), (prompt[0], prompt[1]), layout.is_pad_PS)
-            parts.append(layout.answers.unpad(mixed).flatten(1))
-        return torch.cat(parts)
+        return ops.mix_large(*self.project(x_NH, rotary), layout, is_last=is_last)
 
 
 class MLP(nn.Module):

@@ -1,4 +1,4 @@
-"""Functions of `ops` and `attention` with their backward written out. Without a gradient each is the plain function.
+"""Functions of `ops` with their backward written out. Without a gradient each is the plain function.
 
 Norm, MLP and output layer keep less memory for the way back than autograd would. In attention neighbouring values in
 memory are copied once into the shapes for the products, and the gradients are written once to their location; autograd
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from trainer.models import attention, ops
+from trainer.models import ops
 from trainer.models.ops import wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trainer.algorithms.packing import Layout
+    from trainer.models.layout import Layout
 
 
 class _Norm(Function):
@@ -109,7 +109,7 @@ class _Mix(Function):
     def forward(
         ctx: Any, parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
     ) -> Tensor:
-        mixed, saved = attention.mix(parts, cos, sin, layout, kv_heads, is_last)
+        mixed, saved = ops.mix_and_save(parts, cos, sin, layout, kv_heads, is_last)
         ctx.save_for_backward(cos, sin, *(each if each is None else each.to(parts.dtype) for each in saved))
         ctx.layout, ctx.kv_heads, ctx.is_last, ctx.shape = layout, kv_heads, is_last, parts.shape
         return mixed
@@ -125,30 +125,30 @@ class _Mix(Function):
         if ctx.is_last:
             to_mixed = gradient[:num_prompt_rows].reshape(p_queries.shape)
         else:
-            to_mixed = attention.to_batches(gradient[:num_prompt_rows], layout.prompts, kv_heads)
+            to_mixed = ops.to_batches(gradient[:num_prompt_rows], layout.prompts, kv_heads)
         to_values = torch.bmm(p_weights.transpose(1, 2), to_mixed)
         scores = _to_scores(torch.bmm(to_mixed, p_values.transpose(1, 2)), p_weights, size)
         to_queries, to_keys = torch.bmm(scores, p_keys), torch.bmm(scores.transpose(1, 2), p_queries)
         to_rotated = gradient.new_empty(num, heads + kv_heads, size)
         to_parts = gradient.new_empty(num, all_heads, size)
         if saved[4] is not None:
-            to_mixed = attention.to_batches(gradient[num_prompt_rows:], layout.answers, kv_heads)
+            to_mixed = ops.to_batches(gradient[num_prompt_rows:], layout.answers, kv_heads)
             own = _back_of_answers(to_mixed, saved, to_keys, to_values)
             to_rotated[cut:, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
-                attention.to_packed(own[0], layout.answers, kv_heads, heads)
+                ops.to_packed(own[0], layout.answers, kv_heads, heads)
             )
             for home, part in ((to_rotated[cut:, heads:], own[1]), (to_parts[cut:, heads + kv_heads :], own[2])):
                 part = part.view(len(p_keys), -1, size)
-                home.copy_(attention.to_packed(part, layout.answers, kv_heads, kv_heads)[:, :, 0])
+                home.copy_(ops.to_packed(part, layout.answers, kv_heads, kv_heads)[:, :, 0])
         if ctx.is_last:
             to_rotated[:cut, :heads] = 0
             to_rotated[layout.last_P, :heads] = to_queries.view(-1, heads, size)
         else:
             to_rotated[:cut, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
-                attention.to_packed(to_queries, layout.prompts, kv_heads, heads)
+                ops.to_packed(to_queries, layout.prompts, kv_heads, heads)
             )
-        to_rotated[:cut, heads:] = attention.to_packed(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
-        to_parts[:cut, heads + kv_heads :] = attention.to_packed(to_values, layout.prompts, kv_heads, kv_heads)[:, :, 0]
+        to_rotated[:cut, heads:] = ops.to_packed(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
+        to_parts[:cut, heads + kv_heads :] = ops.to_packed(to_values, layout.prompts, kv_heads, kv_heads)[:, :, 0]
         ops.apply_rotary(to_rotated, cos, -sin, out=to_parts[:, : heads + kv_heads])
         return to_parts, None, None, None, None, None
 
@@ -179,9 +179,9 @@ def _to_scores(to_weights: Tensor, weights: Tensor, size: int) -> Tensor:
 
 
 def mix(parts_NHD: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
-    """The mixed values of `attention.mix`."""
+    """The mixed values of `ops.mix_and_save`."""
     if not torch.is_grad_enabled():
-        return attention.mix(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
+        return ops.mix_and_save(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
     return _Mix.apply(parts_NHD, *rotary, layout, kv_heads, is_last)  # type: ignore[no-any-return, no-untyped-call]
 
 

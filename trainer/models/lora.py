@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import BadSetting
-from trainer.models import files, gradients
+from trainer.models import gradients, pretrained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ def save(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor], *, base:
     layers = dict(adapted(model))
     first = next(iter(layers.values()))
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_weights(folder / "adapter_model.safetensors", tensors)
+    pretrained.write_weights(folder / "adapter_model.safetensors", tensors)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -1,13 +1,24 @@
-"""The decoder's building blocks: the forward alone, partly in place; `gradients` has them with a backward."""
+"""The decoder's arithmetic: the forward alone, partly in place; `gradients` has it with a backward.
+
+In attention the answers to a prompt share its keys and values, and grouped heads share theirs, without copies. Scores
+are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head. Few scores are
+materialized, which is faster on a CPU (in bfloat16 ten times, forward and backward, than torch's own attention there);
+if they would take much memory torch's attention computes them in chunks. `mix_and_save` and `mix_large` are for a
+complete batch with few and with many scores; N rows go in, M come out.
+"""
 
 from __future__ import annotations
 
 import platform
-from functools import cache
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from trainer.models.layout import Layout, Rectangle
 
 # Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
 LOGITS_AT_ONCE = 1 << 22
@@ -178,3 +189,199 @@ def logit_parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[sl
         return [(slice(0, len(hidden)), slice(0, len(source)))]
     places = torch.searchsorted(source, torch.tensor(bounds, device=source.device)).tolist()
     return [(slice(bounds[at], bounds[at + 1]), slice(places[at], places[at + 1])) for at in range(len(bounds) - 1)]
+
+
+# Scores of one layer that may be materialized; they are saved for backward.
+MOST_ATTENTION_SCORES = 1 << 24
+
+
+@lru_cache(maxsize=8)  # every layer, and most batches, use the same one
+def causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[size * repeats, size]: 0 where a row sees a column, else -inf. Read-only."""
+    hidden = torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
+    mask = torch.zeros(size, size, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+    return mask.repeat_interleave(repeats, dim=0)
+
+
+def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) -> Tensor:
+    """Causal attention within each prompt [P, S, K, R, D]; tokens after its end are not visible to those before it."""
+    prompts, length, kv_heads, repeats, size = queries_PSKRD.shape
+    if prompts * kv_heads * repeats * length * length > MOST_ATTENTION_SCORES:
+        queries = queries_PSKRD.flatten(2, 3).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(
+            queries, keys_PKSD, values_PKSD, is_causal=True, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).reshape(queries_PSKRD.shape)
+    queries = queries_PSKRD.transpose(1, 2).reshape(prompts * kv_heads, length * repeats, size)
+    mask = causal(length, repeats, queries.dtype, queries.device)
+    weights = torch.softmax(attention_scores(queries, keys_PKSD.flatten(0, 1), mask), dim=-1)
+    mixed = torch.bmm(weights, values_PKSD.flatten(0, 1))
+    return mixed.view(prompts, kv_heads, length, repeats, size).transpose(1, 2)
+
+
+def of_last(queries_PKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor, is_pad_PS: Tensor | None) -> Tensor:
+    """Attention of each prompt's last token over its prompt [P, K, R, D]."""
+    scores_PKRS = (queries_PKRD * queries_PKRD.shape[-1] ** -0.5) @ keys_PKSD.transpose(2, 3)
+    if is_pad_PS is not None:
+        scores_PKRS = scores_PKRS.masked_fill(is_pad_PS[:, None, None, :], -torch.inf)
+    return torch.softmax(scores_PKRS, dim=-1) @ values_PKSD
+
+
+def pad_mask(is_pad_PS: Tensor, kv_heads: int, like: Tensor) -> Tensor:
+    """[P*K, 1, S]: -inf beyond the end of a prompt."""
+    mask = like.new_zeros(is_pad_PS.shape).masked_fill_(is_pad_PS, -torch.inf)
+    return mask[:, None].repeat_interleave(kv_heads, dim=0)
+
+
+def two_parts(
+    queries: Tensor,
+    own: tuple[Tensor, Tensor],
+    prompt: tuple[Tensor, Tensor],
+    *,
+    own_mask: Tensor | None,
+    prompt_mask: Tensor | None,
+) -> Tensor:
+    """One softmax over the keys of the prompt and the row's own.
+
+    Queries [P*K, G*n, D] (n rows of scores per answer), own keys and values [P*K*G, T, D], the prompt's [P*K, S, D];
+    masks, if any, are added to [P*K*G, n, T] and [P*K, G*n, S] -> [P*K, G*n, D].
+    """
+    weights = two_weights(queries, own[0], prompt[0], own_mask=own_mask, prompt_mask=prompt_mask)
+    return two_sums(weights, own[1], prompt[1])
+
+
+def two_weights(
+    queries: Tensor, own_keys: Tensor, prompt_keys: Tensor, *, own_mask: Tensor | None, prompt_mask: Tensor | None
+) -> Tensor:
+    """The attention weights of each row over the prompt's values, then over its own: [P*K, G*n, S + T], every row's sum
+    1.
+    """
+    batch, rows, size = queries.shape
+    of_own = attention_scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
+    return torch.softmax(torch.cat((attention_scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
+
+
+def two_sums(weights: Tensor, own_values: Tensor, prompt_values: Tensor) -> Tensor:
+    """The values of both parts, mixed by those weights: [P*K, G*n, D]."""
+    batch, rows, _ = weights.shape
+    of_prompt, of_own = torch.split(weights, [prompt_values.shape[1], own_values.shape[1]], dim=2)
+    mixed = torch.bmm(of_own.reshape(len(own_values), -1, own_values.shape[1]), own_values)
+    return torch.baddbmm(mixed.view(batch, rows, -1), of_prompt, prompt_values)
+
+
+def attention_scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """Scaled, with the mask added: [b, n, D] and [b, m, D] -> [b, n, m]."""
+    start, share = (queries.new_empty(1, 1, 1), 0.0) if mask is None else (mask, 1.0)
+    return torch.baddbmm(start, queries, keys.transpose(1, 2), beta=share, alpha=queries.shape[-1] ** -0.5)
+
+
+def mix_large(queries: Tensor, keys: Tensor, values: Tensor, layout: Layout, *, is_last: bool) -> Tensor:
+    """The mixed values [M, heads * D] of many scores, from queries [N, K, R, D], keys and values [N, K, D]."""
+    queries, keys, values = factors(queries, keys, values)
+    cut = layout.num_prompt_tokens
+    prompt_keys, prompt_values = (
+        layout.prompts.pad(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values)
+    )
+    if is_last:
+        parts = [of_last(queries[layout.last_P], prompt_keys, prompt_values, layout.is_pad_PS).flatten(1)]
+    else:
+        mixed = of_prompts(layout.prompts.pad(queries[:cut]), prompt_keys, prompt_values)
+        parts = [layout.prompts.unpad(mixed).flatten(1)]
+    if layout.answers.shape[-1]:
+        own_queries, *own = (layout.answers.pad(each[cut:]) for each in (queries, keys, values))
+        mixed = of_answers(own_queries, (own[0], own[1]), (prompt_keys, prompt_values), layout.is_pad_PS)
+        parts.append(layout.answers.unpad(mixed).flatten(1))
+    return torch.cat(parts)
+
+
+def of_answers(
+    queries_PGTKRD: Tensor, own: tuple[Tensor, Tensor], prompt: tuple[Tensor, Tensor], is_pad_PS: Tensor | None
+) -> Tensor:
+    """Attention [P, G, T, K, R, D] of the answers' tokens over their complete prompt, and causally over their answer.
+
+    `own` keys and values [P, G, T, K, D], the prompt's [P, K, S, D]; by torch's attention, with the prompt's keys
+    repeated for each of its answers.
+    """
+    prompts, group, width, kv_heads, _, size = queries_PGTKRD.shape
+    length = prompt[0].shape[2]
+
+    def both(of_prompt: Tensor, of_own: Tensor) -> Tensor:
+        shared = of_prompt[:, None].expand(prompts, group, kv_heads, length, size)
+        return torch.cat((shared, of_own.transpose(2, 3)), dim=3).flatten(0, 1)
+
+    sees = torch.ones(width, length + width, dtype=torch.bool, device=own[0].device).tril(length)
+    if is_pad_PS is not None:
+        pads = functional.pad(is_pad_PS, (0, width))[:, None, None, None, :]
+        sees = (sees & ~pads).expand(prompts, group, 1, width, length + width).flatten(0, 1)
+    mixed = functional.scaled_dot_product_attention(
+        queries_PGTKRD.flatten(3, 4).flatten(0, 1).transpose(1, 2),
+        both(prompt[0], own[0]),
+        both(prompt[1], own[1]),
+        attn_mask=sees,
+        enable_gqa=True,
+    )
+    return mixed.transpose(1, 2).reshape(queries_PGTKRD.shape)
+
+
+def is_small(layout: Layout, heads: int) -> bool:
+    """Whether a layer's scores are few enough to be materialized and saved."""
+    (prompts, length), (_, group, width) = layout.prompts.shape, layout.answers.shape
+    of_answers = prompts * heads * group * width * (length + width)
+    return max(prompts * heads * length * length, of_answers) <= MOST_ATTENTION_SCORES
+
+
+def to_batches(x_NHD: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
+    """Packed [N, K * n, D] -> [batches, tokens * n, D]: a batch is a prompt's head [P*K], rows its tokens in order."""
+    x = home.pad(x_NHD)
+    prompts, size, each = home.shape[0], x.shape[-1], x.shape[-2] // kv_heads
+    by_head = x.reshape(prompts, -1, kv_heads, each, size).transpose(1, 2)
+    return by_head.reshape(prompts * kv_heads, -1, size).contiguous()
+
+
+def to_packed(x_BND: Tensor, home: Rectangle, kv_heads: int, heads: int) -> Tensor:
+    """The way back: [P*K, tokens * n, D] -> packed [N, K, n, D]."""
+    x = x_BND.view(home.shape[0], kv_heads, -1, heads // kv_heads, x_BND.shape[-1]).transpose(1, 2)
+    return home.unpad(x.reshape(*home.shape, *x.shape[2:]))
+
+
+def mix_and_save(
+    parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The mixed values [M, heads * D], and the tensors saved for backward.
+
+    From heads of queries, keys and values [N, heads + 2 K, D], before rotary embedding. Each token of a prompt attends
+    to its prompt up to itself, each of an answer to its complete prompt and the answer up to itself. `is_last`: of each
+    prompt only its last token comes out.
+    """
+    heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
+    parts, cos, sin = factors(parts, cos, sin)
+    rotated = apply_rotary(parts[:, : heads + kv_heads], cos, sin)
+    queries, keys, values = rotated[:, :heads], rotated[:, heads:], parts[:, heads + kv_heads :]
+    p_keys, p_values = (to_batches(each[:cut], layout.prompts, kv_heads) for each in (keys, values))
+    pads = None if layout.is_pad_PS is None else pad_mask(layout.is_pad_PS, kv_heads, parts)
+    repeats, length = heads // kv_heads, layout.prompts.shape[1]
+    if is_last:
+        p_queries, mask = queries[layout.last_P].view(-1, repeats, size), pads
+    else:
+        p_queries = to_batches(queries[:cut], layout.prompts, kv_heads)
+        mask = causal(length, repeats, parts.dtype, parts.device)
+    p_weights = torch.softmax(attention_scores(p_queries, p_keys, mask), dim=-1)
+    p_mixed = torch.bmm(p_weights, p_values)
+    if is_last:
+        mixed = p_mixed.view(-1, heads * size)
+    else:
+        mixed = to_packed(p_mixed, layout.prompts, kv_heads, heads).reshape(-1, heads * size)
+    prompt = (p_queries, p_keys, p_values, p_weights)
+    if not layout.answers.shape[-1]:
+        return mixed, (*prompt, None, None, None, None)
+    width = layout.answers.shape[2]
+    a_queries = to_batches(queries[cut:], layout.answers, kv_heads)
+    a_keys, a_values = (
+        to_batches(each[cut:], layout.answers, kv_heads).view(-1, width, size) for each in (keys, values)
+    )
+    a_weights = two_weights(
+        a_queries, a_keys, p_keys, own_mask=causal(width, repeats, parts.dtype, parts.device), prompt_mask=pads
+    )
+    a_mixed = two_sums(a_weights, a_values, p_values)
+    of_answers = to_packed(a_mixed, layout.answers, kv_heads, heads).reshape(-1, heads * size)
+    return torch.cat((mixed, of_answers)), (*prompt, a_queries, a_keys, a_values, a_weights)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from trainer.overrides.verl_keys import Value
 
-
 _FILES = ("train_files", "val_files", "path")
 
 

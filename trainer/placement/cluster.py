@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from trainer import launch
 from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES, cores
 from trainer.interrupt import given_back
-from trainer.placement import daemon, worker_actor
+from trainer.placement import ray_nodes, worker_actor
 from trainer.placement.cards import CPU, Node, Placement, PlacementError, list_nodes, place_workers
-from trainer.placement.reach import OWN, answers, holders, one_line
+from trainer.placement.ray_nodes import RAY_VARIABLES, answers, holders, ray_error_line
 from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Cluster:
         with contextlib.suppress(Exception):  # a Ray that is broken is no news by now
             asked = [
                 word.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.key, soft=False)).remote(
-                    daemon.LAST_WORD, json.dumps({"code": code, "reason": reason})
+                    ray_nodes.LAST_WORD, json.dumps({"code": code, "reason": reason})
                 )
                 for node in self.nodes()
                 if not node.is_home
@@ -138,7 +138,7 @@ def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack)
             say(f"joins the Ray at {address}, which RAY_ADDRESS names; ray=local starts another one")
         return _join_others(address, stack, say)
     if is_to_be_made(config):
-        started = stack.enter_context(daemon.head(layout.num_seats, limit_s=limit_s))
+        started = stack.enter_context(ray_nodes.started_head(layout.num_seats, limit_s=limit_s))
         joined = _join(started, stack, num_expected=launch.size(), is_own=True)
         say(f"Ray's head is at {started}; waits for {launch.size()} nodes")
         return joined
@@ -169,7 +169,7 @@ def _named(config: Config) -> str:
 
 def is_to_be_made(config: Config) -> bool:
     """Whether Ray is to be started on all nodes on which a launcher has started this program."""
-    return daemon.is_one_of_several() and not _named(config)
+    return ray_nodes.is_one_of_several() and not _named(config)
 
 
 def _running() -> tuple[str, bool] | None:
@@ -207,7 +207,7 @@ def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
     """
     folder = _short_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    environ = {**OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+    environ = {**RAY_VARIABLES, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     if not layout.has_cards:  # else Ray hides all cards from processes that have reserved none
         environ |= dict.fromkeys(RAY_KEEPS_OUT.values(), "1")
     stack.enter_context(_variables(environ))
@@ -242,7 +242,7 @@ def _variables(environ: dict[str, str]) -> Iterator[None]:
     """Within it this process and what it starts have these variables; those of the user stay as they are."""
     before = {name: os.environ.get(name) for name in environ}
     for name, value in environ.items():
-        if not (name in OWN and before[name] is not None):
+        if not (name in RAY_VARIABLES and before[name] is not None):
             os.environ[name] = value
     try:
         yield
@@ -268,7 +268,7 @@ def _named_failure(setting: str) -> Iterator[None]:
             "has it (`npuenv install cpu-full`)"
         ) from error
     except Exception as error:  # Ray reports everything with errors of many kinds
-        raise PlacementError(f"Ray could not be started or joined: {one_line(error)}") from error
+        raise PlacementError(f"Ray could not be started or joined: {ray_error_line(error)}") from error
 
 
 def _short_folder() -> str:

@@ -27,14 +27,14 @@ from trainer.interrupt import Interrupt
 from trainer.metrics.progress import Progress
 from trainer.placement import workers
 from trainer.placement.cards import CPU
-from trainer.placement.reach import how_lost, one_line
+from trainer.placement.ray_nodes import how_lost, ray_error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import FrameType
 
-    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
     from trainer.placement.cards import Placement, WorkerSlot
     from trainer.types import Batch
@@ -244,7 +244,7 @@ class RayGenerator:
         except StoreFull:
             raise
         except Exception as error:  # a lost connection
-            return Reply(self.name, GeneratorLost(self.name, f"cannot be sent weights: {one_line(error)}"))
+            return Reply(self.name, GeneratorLost(self.name, f"cannot be sent weights: {ray_error_line(error)}"))
 
     def left(self, kind: str) -> Reply[Sequence[Bucket]]:
         """What another rank has put into Ray's store, to be read there; on another node a copy for all ranks there."""
@@ -269,7 +269,7 @@ class RayGenerator:
             if type(error).__name__ in _FULL:
                 raise StoreFull(f"what {self.name} is asked does not fit") from error
             # A lost connection: reported when the response is needed.
-            return Reply(self.name, GeneratorLost(self.name, f"cannot be asked: {one_line(error)}"))
+            return Reply(self.name, GeneratorLost(self.name, f"cannot be asked: {ray_error_line(error)}"))
         return Reply(self.name, asked)
 
 
@@ -354,6 +354,6 @@ def _get(name: str, asked: Any, timeout_s: float) -> Any:
         cause = error.cause if isinstance(error.cause, Exception) else error
         if type(cause).__name__ in _SETTINGS:
             raise BadSetting(str(cause)) from None
-        raise GeneratorLost(name, f"failed: {one_line(cause)}") from None
+        raise GeneratorLost(name, f"failed: {ray_error_line(cause)}") from None
     except ray.exceptions.RayError as error:  # the response is lost: a full store, a lost node
-        raise GeneratorLost(name, f"has not answered: {one_line(error)}") from None
+        raise GeneratorLost(name, f"has not answered: {ray_error_line(error)}") from None

@@ -14,14 +14,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trainer import saving
 from trainer.config import instead
 from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.placement import cluster as clusters
-from trainer.placement import daemon, workers
+from trainer.placement import ray_nodes, workers
 from trainer.placement.cards import lost_node
 from trainer.placement.rank import Place, share, sharing
-from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
-from trainer.saving import manifest, resume
+from trainer.placement.ray_nodes import OUT_OF_REACH, how_lost, ray_error_line
 from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class Run:
 
     def saved_step(self) -> int | None:
         """The step to resume the next attempt from; None: nothing was saved yet."""
-        return resume.saved_step(self.out) if self._saved() not in (None, self.earlier) else None
+        return saving.saved_step(self.out) if self._saved() not in (None, self.earlier) else None
 
     def _saved(self) -> tuple[int, int] | None:
         try:
-            found = (self.out / resume.FOLDER / manifest.MANIFEST).stat()
+            found = (self.out / saving.CHECKPOINT / saving.MANIFEST).stat()
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
@@ -103,13 +103,13 @@ def lead(run: Run) -> int:
     BadSetting.
     """
     limit_s = run.config.placement.cluster_limit_s
-    if daemon.joined_node():
+    if ray_nodes.joined_node():
         if not clusters.is_to_be_made(run.config):
             run.say(
                 "Ray is there already: the first node's program leads the run, and nothing is left to do on this one"
             )
             return COMPLETED
-        return daemon.follow(run.layout.num_seats, run.say, limit_s=limit_s)
+        return ray_nodes.follow_head(run.layout.num_seats, run.say, limit_s=limit_s)
     with (
         clusters.opened(run.config, run.layout, run.say) as cluster,
         clusters.Head(cluster, lambda lost: _end_here(run, lost)) as head,
@@ -192,7 +192,7 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> AttemptResult:
     except Exception as error:  # Ray reports everything with errors of many kinds
         if isinstance(error, OSError) and str(error.filename).startswith(str(run.out)):
             raise
-        return AttemptResult(BROKE, f"Ray failed: {one_line(error)}", is_lost=False)
+        return AttemptResult(BROKE, f"Ray failed: {ray_error_line(error)}", is_lost=False)
 
 
 def _follow(run: Run, group: WorkerGroup, head: Head) -> AttemptResult:
@@ -261,7 +261,7 @@ def _outcome(done: Any) -> tuple[int | None, str]:
     except ray.exceptions.RayActorError as error:
         return None, how_lost(error)
     except Exception as error:  # the process could not even begin
-        return BROKE, one_line(error)
+        return BROKE, ray_error_line(error)
     return int(code), str(output)
 
 

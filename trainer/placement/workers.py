@@ -23,7 +23,7 @@ from trainer import device as devices
 from trainer import launch
 from trainer.placement import worker_actor
 from trainer.placement.cards import CPU, PlacementError, list_nodes, lost_node
-from trainer.placement.reach import holders, how_lost, one_line
+from trainer.placement.ray_nodes import holders, how_lost, ray_error_line
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _answer(asked: Any, name: str) -> Any:
         raise PlacementError(f"{name} could not be started: it {how_lost(error)}") from error
     except Exception as error:  # any error that a process fails with before it has begun
         raise PlacementError(
-            f"{name} could not be started: {one_line(getattr(error, 'cause', None) or error)}"
+            f"{name} could not be started: {ray_error_line(getattr(error, 'cause', None) or error)}"
         ) from error
 
 

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from trainer import saving
 from trainer.distributed import present
-from trainer.saving import manifest
-from trainer.saving.manifest import STORED, CorruptCheckpoint, Saved, digest_of, flatten
-from trainer.shards import is_sharded
+from trainer.saving import STORED, CorruptCheckpoint, Saved, digest_of, flatten
+from trainer.sharding import is_sharded
 from trainer.weights import same_bits
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.distributed import World
-    from trainer.saving.manifest import State
+    from trainer.saving import State
 
     T = TypeVar("T")
 
@@ -49,15 +49,15 @@ REST = "rest.pt"
 def save(state: State, folder: Path) -> Saved:
     """Writes the state, and then removes the former one. Raises OSError on failure."""
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / manifest.UNFINISHED_FILE
+    unfinished = folder / saving.UNFINISHED_FILE
     try:
         torch.save(state, unfinished)
     except (RuntimeError, OSError) as error:
         raise _cannot_save(error, unfinished) from error
     digest, size = digest_of(unfinished), unfinished.stat().st_size
     saved = _saved(state, f"state-{digest[:16]}.pt", digest, size)
-    manifest.put(unfinished, folder / saved.file)
-    manifest.name_in_manifest(saved, folder)
+    saving.put_in_place(unfinished, folder / saved.file)
+    saving.name_in_manifest(saved, folder)
     return saved
 
 
@@ -72,7 +72,7 @@ def _cannot_save(error: Exception, unfinished: Path) -> OSError:
     torch's writer raises a RuntimeError without errno for every failed write.
     """
     written = unfinished.stat().st_size if unfinished.exists() else 0
-    is_full = shutil.disk_usage(unfinished.parent).free < manifest.FULL
+    is_full = shutil.disk_usage(unfinished.parent).free < saving.FULL
     unfinished.unlink(missing_ok=True)  # else there is no room to say so either
     if isinstance(error, OSError):
         return error
@@ -96,9 +96,9 @@ def load(folder: Path, device: torch.device) -> State:
     Raises CorruptCheckpoint when a file is not the one that the manifest describes.
     Nothing else is loaded in its place: an older state beside it is named, and the choice is the reader's.
     """
-    saved = manifest.read(folder)
+    saved = saving.read_manifest(folder)
     if saved is None:
-        raise CorruptCheckpoint(f"{folder / manifest.MANIFEST} is missing{_others(folder, None)}")
+        raise CorruptCheckpoint(f"{folder / saving.MANIFEST} is missing{_others(folder, None)}")
     if saved.files:
         return _load_shards(folder, saved, present())
     path = folder / saved.file
@@ -175,7 +175,7 @@ def save_shards(state: State, folder: Path, *, world: World) -> Saved:
     """
     # Never a name that was there before: on a network's disk another node may remember the folder that had it.
     token = world.gather(secrets.token_hex(4))[0]
-    made = folder / manifest.UNFINISHED_SHARDS.replace("*", token)
+    made = folder / saving.UNFINISHED_SHARDS.replace("*", token)
     flat = flatten(state)
     rows = {name: each for name, each in flat.items() if is_sharded(each)}
     rest = {name: each for name, each in flat.items() if not is_sharded(each)}
@@ -208,7 +208,7 @@ def _together(world: World, act: Callable[[], T]) -> list[T]:
 
 
 def _begin(made: Path) -> None:
-    for old in made.parent.glob(manifest.UNFINISHED_SHARDS):
+    for old in made.parent.glob(saving.UNFINISHED_SHARDS):
         shutil.rmtree(old, ignore_errors=True)
     made.mkdir(parents=True)
 
@@ -221,7 +221,7 @@ def _write(rows: dict[str, Any], rest: dict[str, Any], made: Path, world: World)
             dcp.save(rows, storage_writer=dcp.FileSystemWriter(made, sync_files=True))
         if world.is_first:
             torch.save(rest, made / REST)
-            manifest.sync_file(made / REST)
+            saving.sync_file(made / REST)
     except (failed, RuntimeError) as error:
         raise _no_room(error, made) from error
 
@@ -233,7 +233,7 @@ def _no_room(error: BaseException, made: Path) -> OSError:
         if isinstance(each, OSError) and each.errno:
             return OSError(each.errno, each.strerror, str(made))
     text = " ".join(str(failures[0] if failures else error).split())
-    number = errno.ENOSPC if shutil.disk_usage(made.parent).free < manifest.FULL else errno.EIO
+    number = errno.ENOSPC if shutil.disk_usage(made.parent).free < saving.FULL else errno.EIO
     return OSError(number, f"{os.strerror(number)} ({text})", str(made))
 
 
@@ -250,7 +250,7 @@ def _finish(state: State, made: Path, named: Mapping[str, tuple[str, int]]) -> S
     absent = [name for name in named if not (made / name).is_file()]
     if absent:
         raise OSError(errno.ENOENT, f"the ranks do not see the same folder: {absent[0]} is missing", str(folder))
-    manifest.sync_folder(made)
+    saving.sync_folder(made)
     digest = hashlib.sha256("".join(f"{name} {named[name][0]}\n" for name in sorted(named)).encode()).hexdigest()
     place = folder / f"state-{digest[:16]}"
     number = 0
@@ -258,10 +258,10 @@ def _finish(state: State, made: Path, named: Mapping[str, tuple[str, int]]) -> S
         number += 1
         place = folder / f"state-{digest[:16]}-{number}"
     os.replace(made, place)
-    manifest.sync_folder(folder)
+    saving.sync_folder(folder)
     files = {name: each for name, (each, _) in named.items()}
     saved = _saved(state, place.name, digest, sum(size for _, size in named.values()), files)
-    manifest.name_in_manifest(saved, folder)
+    saving.name_in_manifest(saved, folder)
     return saved
 
 
@@ -271,7 +271,7 @@ def _load_shards(folder: Path, saved: Saved, world: World) -> State:
     wrong = [_wrong(place, name, saved.files[name]) for name in world.shard(sorted(saved.files))]
     errors = [each for some in world.gather([each for each in wrong if each]) for each in some]
     if errors or REST not in saved.files:
-        raise CorruptCheckpoint(min(errors, default=f"{manifest.MANIFEST} names no {saved.file}/{REST}"))
+        raise CorruptCheckpoint(min(errors, default=f"{saving.MANIFEST} names no {saved.file}/{REST}"))
     rest = torch.load(place / REST, map_location="cpu", weights_only=True)
     return {**_nested(rest), STORED: Stored(place)}
 

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer import models
+from trainer import models, saving
 from trainer.algorithms.optimizer import copy_into
 from trainer.config import Arguments, BadSetting, Config
 from trainer.distributed import World
-from trainer.models import files, lora
+from trainer.launch import complain
+from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder
-from trainer.saving import manifest
+from trainer.saving import CHECKPOINT, STORED, CorruptCheckpoint, flatten
 from trainer.saving.checkpoint import load
-from trainer.saving.manifest import STORED, CorruptCheckpoint, flatten
-from trainer.saving.resume import FOLDER
-from trainer.shards import gathered
+from trainer.sharding import gathered
 from trainer.tasks import tokenizers
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
     from trainer.models.pretrained import Pretrained
-    from trainer.saving.manifest import State
+    from trainer.saving import State
 
 # What belongs to a tokenizer, or to how a model is used, and is none of its weights.
 _BESIDE = (
@@ -65,9 +64,9 @@ def publish(model: Decoder | Pretrained, out: Path, config: Config, *, world: Wo
     source = config.model.path
     made = _begin(out / "model")
     if isinstance(model, Decoder):
-        files.write(made, weights, _described(model, config))
+        pretrained.write_folder(made, weights, _described(model, config))
     else:
-        files.write_weights(made / "model.safetensors", weights)
+        pretrained.write_weights(made / "model.safetensors", weights)
         model.inner.config.save_pretrained(made)
     _copy_beside(source, made)
     written = [_in_place(made, out / "model")]
@@ -89,10 +88,10 @@ def publish_run(
 
 def _described(model: Decoder, config: Config) -> dict[str, Any]:
     """Its `config.json`: the source's where it came from a folder, which holds what the decoder does not use too."""
-    own = files.config_of(model.shape, getattr(torch, config.run.dtype))
+    own = pretrained.config_of(model.shape, getattr(torch, config.run.dtype))
     if not config.model.path:
         return own
-    given = files.read_config(Path(config.model.path))
+    given = pretrained.read_config(Path(config.model.path))
     given.pop("dtype", None)  # transformers 5 has another name for it, and reads both
     return {**given, "torch_dtype": own["torch_dtype"]}
 
@@ -156,9 +155,9 @@ def main(words: Sequence[str]) -> int:
     except SystemExit:  # argparse's way to end after --help
         return WRITTEN
     except BadSetting as error:
-        return _complain(str(error), UNUSABLE)
+        return complain(str(error), UNUSABLE)
     except OSError as error:
-        return _complain(f"export: the model cannot be written: {error}", BROKE)
+        return complain(f"export: the model cannot be written: {error}", BROKE)
     sys.stdout.write("".join(f"{each}\n" for each in written))
     return WRITTEN
 
@@ -168,11 +167,11 @@ def export(checkpoint: Path, out: Path, *, path: str | None = None) -> list[Path
 
     Raises BadSetting for unusable input, OSError if writing fails.
     """
-    folder = checkpoint / FOLDER if (checkpoint / FOLDER).is_dir() else checkpoint
+    folder = checkpoint / CHECKPOINT if (checkpoint / CHECKPOINT).is_dir() else checkpoint
     try:
-        saved = manifest.read(folder)
+        saved = saving.read_manifest(folder)
         if saved is None:
-            raise BadSetting(f"{checkpoint} holds no checkpoint: {folder / manifest.MANIFEST} is missing")
+            raise BadSetting(f"{checkpoint} holds no checkpoint: {folder / saving.MANIFEST} is missing")
         config = Config.of_saved(saved.settings)
         if path is not None:
             config = replace(config, model=replace(config.model, path=path))
@@ -212,8 +211,3 @@ def _check(own: Mapping[str, Tensor], learnt: set[str], sizes: Mapping[str, Any]
         name = wrong[0].rpartition("/")[2]
         where = f"path={config.model.path}" if config.model.path else "the settings"
         raise BadSetting(f"{name} of the checkpoint and of {where} differ: is it the model that was trained? (--path)")
-
-
-def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"trainer: {text}\n")
-    return code

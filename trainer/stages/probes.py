@@ -30,7 +30,7 @@ from trainer.metrics.records import one_line
 from trainer.models import ops
 from trainer.rollouts import collect
 from trainer.sections import Model, Run
-from trainer.shards import local
+from trainer.sharding import local
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:

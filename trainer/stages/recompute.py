@@ -16,7 +16,7 @@ import torch
 from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
 from trainer.metrics.records import one_line
-from trainer.stages.tap import double
+from trainer.stages.evidence import double
 from trainer.weights import same_bits
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.observer import StepResult
-    from trainer.stages.questions import Results
-    from trainer.stages.tap import Tap, Update
+    from trainer.metrics.step import StepResult
+    from trainer.stages.evidence import Results, Tap, Update
     from trainer.trainer import Trainer
 
 # Logits or scores of attention at once, as numbers.

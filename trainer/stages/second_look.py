@@ -16,13 +16,12 @@ import torch
 from trainer.metrics import second_opinion as plain
 from trainer.metrics.checks import first_difference
 from trainer.metrics.records import one_line
+from trainer.metrics.step import Observer
 from trainer.models.decoder import Decoder
-from trainer.observer import Observer
 from trainer.rollouts import compute_rewards, reward_limit_s
 from trainer.saving.checkpoint import difference
-from trainer.stages.questions import Results
+from trainer.stages.evidence import Results, Tap, double, first_other_mark, marks, whole_state
 from trainer.stages.recompute import Recompute
-from trainer.stages.tap import Tap, double, first_other_mark, marks, whole_state
 from trainer.types import Stop
 from trainer.weights import fingerprint
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.metrics.records import Records
-    from trainer.observer import StepResult
+    from trainer.metrics.step import StepResult
     from trainer.trainer import Trainer
     from trainer.types import Group, Rollout
 

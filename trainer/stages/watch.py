@@ -14,13 +14,12 @@ from trainer.build import build_trainer
 from trainer.interrupt import Interrupted
 from trainer.metrics import checks
 from trainer.metrics.progress import Progress
-from trainer.metrics.step import of_validation
-from trainer.observer import Observer
+from trainer.metrics.step import Observer, of_validation
 from trainer.rollouts import collect, compute_rewards
 from trainer.run_state import restore, save_checkpoint, state_of
+from trainer.saving import CorruptCheckpoint
 from trainer.saving.checkpoint import difference, load
-from trainer.saving.manifest import CorruptCheckpoint
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.base import RewardBroken
 from trainer.weights import fingerprint
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.learner import Learner
     from trainer.metrics.records import Records
-    from trainer.observer import StepResult
-    from trainer.saving.manifest import State
+    from trainer.metrics.step import StepResult
+    from trainer.saving import State
     from trainer.stages.second_look import SecondLook
     from trainer.trainer import Trainer
     from trainer.types import Group, Prompt

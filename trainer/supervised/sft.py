@@ -27,9 +27,9 @@ from trainer.config import BadSetting
 from trainer.device import peak_rss_mib
 from trainer.distributed import World
 from trainer.interrupt import Interrupted
+from trainer.saving import CHECKPOINT
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
-from trainer.saving.resume import FOLDER
 from trainer.tasks import tokenizers
 from trainer.tasks.data import rows
 from trainer.tasks.tokenizers import Pretrained
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from trainer.interrupt import Interrupt
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
-    from trainer.models.base import Model
+    from trainer.models.decoder import Model
     from trainer.sections import Optim
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Batch
 
     Message = Mapping[str, Any]
@@ -185,7 +185,7 @@ def _validate(tuning: Tuning, when: str, step: int, records: Records, progress: 
 def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
     with progress.phase("save_checkpoint"):
         if tuning.world.is_first:
-            save(tuning.state(step), out / FOLDER)
+            save(tuning.state(step), out / CHECKPOINT)
         tuning.world.barrier()
 
 

@@ -32,7 +32,7 @@ from trainer.config import BadSetting
 from trainer.episodes import demonstrate
 from trainer.rollouts import collect, sample_prompts
 from trainer.run_state import set_reference
-from trainer.shards import put
+from trainer.sharding import put
 from trainer.supervised.sft import SFTLearner
 from trainer.types import Group
 

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 from trainer.config import BadSetting, locate
 from trainer.tasks import tokenizers
-from trainer.tasks.base import Task
+from trainer.tasks.base import RewardBroken, RewardHung, Task
 from trainer.tasks.data import questions
-from trainer.tasks.rewards import RewardBroken, RewardHung
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
 if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Prompt, Rollout
 
 

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Rollout
 
     Row = Mapping[str, Any]
     Raw = Callable[[Row, str, int], Row]
-
 
 Prompts = tuple[Prompt, ...]
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainer.config import BadSetting
 from trainer.tasks import tokenizers
-from trainer.tasks.base import Characters, Observation, Task, Tokenizer
+from trainer.tasks.base import Observation, Task
+from trainer.tasks.tokenizers import Characters, Tokenizer
 from trainer.types import Prompt, Rollout
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
+from trainer.tasks.base import RewardBroken
 from trainer.tasks.data import task_of_texts
-from trainer.tasks.rewards import RewardBroken
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
 if TYPE_CHECKING:

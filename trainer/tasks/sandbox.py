@@ -33,8 +33,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.children import exit_code, wait
 from trainer.config import BadSetting
+from trainer.launch import exit_code, wait_for_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,7 +155,7 @@ def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[str, boo
             size += len(part)
         else:
             process.kill()
-    if wait(process, max(0.0, deadline_s - time.monotonic())) is None:
+    if wait_for_child(process, max(0.0, deadline_s - time.monotonic())) is None:
         is_late = True  # it closed its output and went on
     return b"".join(parts).decode(errors="replace"), is_late
 

@@ -1,23 +1,78 @@
-"""The tokenizer of a task: the built-in characters, or that of a model's folder. Nothing is downloaded."""
+"""The tokenizers of tasks: their interface, the built-in characters, or that of a model's folder. No downloads."""
 
 from __future__ import annotations
 
 import string
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config import BadSetting
-from trainer.tasks.base import Characters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trainer.tasks.base import Tokenizer
-
+# The characters of the offline tasks, in the order of their tokens.
+ALPHABET = "0123456789+=*-#. "
 _FILES = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken")
 # What tasks that carry text are written in without a model's folder: ASCII that can be printed, and the line break.
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids there are."""
+
+    @property
+    def pad(self) -> int:
+        """The padding token id."""
+
+    @property
+    def end(self) -> int | None:
+        """Closes an answer. None: the model knows no end, every answer runs to its longest length."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids, nothing added. Raises ValueError for text that it cannot express."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text, without the end token and padding."""
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The tokens of a conversation (`role`, `content`) up to the start of the assistant's next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """The built-in tokenizer: one token per character, then pad, then end."""
+
+    alphabet: str = ALPHABET
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.alphabet) + 2
+
+    @property
+    def pad(self) -> int:
+        return len(self.alphabet)
+
+    @property
+    def end(self) -> int:
+        return len(self.alphabet) + 1
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.alphabet.index(character) for character in text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A pad, which no answer should hold, is shown as `_`. Example: (1, 2, 18) -> "12"."""
+        return "".join("_" if token == self.pad else self.alphabet[token] for token in tokens if token != self.end)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The messages' texts, one after the other: the built-in model knows no roles."""
+        return self.encode("".join(message["content"] for message in messages))
 
 
 def choose(path: str) -> Tokenizer:

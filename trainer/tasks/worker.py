@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from trainer.children import end_with_parent, exit_code, wait
+from trainer.launch import end_with_parent, exit_code, wait_for_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +138,7 @@ class Worker:
 
     def _dead(self) -> str:
         assert self._process is not None
-        code = wait(self._process, _START_S)
+        code = wait_for_child(self._process, _START_S)
         self.close()
         if code is None:
             return "closed the pipe that its answers come through"

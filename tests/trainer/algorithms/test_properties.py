@@ -14,7 +14,6 @@ from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
 from trainer import sections
 from trainer.algorithms.advantages import EstimatorInputs
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import (
     DIVERGENCES,
     MODES,
@@ -25,6 +24,7 @@ from trainer.algorithms.losses import (
     divergence,
     policy_loss,
 )
+from trainer.algorithms.policy_losses import correction
 from trainer.metrics.step import explained_variance
 from trainer.models.critic import value_loss
 from trainer.registry import ESTIMATORS, LOSSES, find

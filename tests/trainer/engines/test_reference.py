@@ -15,7 +15,7 @@ from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import reference
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.engines.remote import MOST_TRIES
 from trainer.models import build

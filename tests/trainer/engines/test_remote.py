@@ -14,7 +14,7 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
 from tests.trainer.trainer_cases import CPU, END, changed
 from trainer.engines import factory, remote
-from trainer.engines.base import Sampling, new_seeds, pick, uniform
+from trainer.engines.engine import Sampling, new_seeds, pick, uniform
 from trainer.engines.generator_client import EngineSpec, Generated, GeneratorLost
 from trainer.engines.remote import MOST_TRIES
 from trainer.generator import Server

@@ -16,7 +16,7 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, Local, dead, weights
 from tests.trainer.trainer_cases import changed
 from trainer.engines import remote
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.engines.generator_client import EngineSpec, GeneratorLost
 from trainer.engines.shared_generator import SharedRemote
 from trainer.placement.rank import share, sharing

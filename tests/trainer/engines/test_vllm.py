@@ -18,11 +18,12 @@ from torch import nn
 from tests.trainer.engines.vllm_signatures import VLLM, VLLM_ASCEND, fields, require, stands_in
 from trainer.config import BadSetting, parse
 from trainer.engines import vllm as engine_module
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.engines.generator_client import EngineSpec
 from trainer.engines.vllm import ENVIRONMENT, Package, Vllm, arguments, process_logprobs, read, reload, start
-from trainer.models.files import read_weights
-from trainer.tasks.base import Characters, Task
+from trainer.models.pretrained import read_weights
+from trainer.tasks.base import Task
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Stop
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from trainer.algorithms.packing import make_batch
 from trainer.config import Config
 from trainer.metrics import meter
 from trainer.models import build, ops
-from trainer.tasks.base import prompt
+from trainer.tasks.digits import prompt
 from trainer.types import Group
 
 GROUPS = [group("12=", [1, 2, 3, 4], [5, END]), group("1+2=", [1, 2], [3, 4, END])]

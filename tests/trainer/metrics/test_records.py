@@ -24,8 +24,8 @@ from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records, stage_of_error
 from trainer.saving import checkpoint
 from trainer.stages.probes import StageFailed
+from trainer.tasks.base import RewardBroken, group_rewards
 from trainer.tasks.digits import successor
-from trainer.tasks.rewards import RewardBroken, group_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

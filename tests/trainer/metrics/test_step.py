@@ -21,7 +21,7 @@ from trainer.learner import ForwardOutputs
 from trainer.loop import next_rollouts, update_policy
 from trainer.metrics import meter, step
 from trainer.metrics.progress import Progress
-from trainer.tasks.base import prompt
+from trainer.tasks.digits import prompt
 from trainer.types import Group, Prompt, Rollout, Stop
 
 # Names of ours that verl does not have; every other name must be one of verl's.

@@ -23,7 +23,7 @@ from tests.trainer.model_cases import (
 )
 from trainer.algorithms.packing import select
 from trainer.config import parse
-from trainer.models import attention, build, fill, ops
+from trainer.models import build, fill, ops
 from trainer.models.decoder import Decoder, Shape
 from trainer.models.gradients import token_logprobs
 
@@ -128,7 +128,7 @@ def _both_ways(batch: Batch, monkeypatch: pytest.MonkeyPatch, module: object, na
 def test_long_answers_attend_the_same_without_writing_scores_out(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[list[list[int]], list[list[int]]]
 ) -> None:
-    _both_ways(batch_of(*lengths), monkeypatch, attention, "MOST_ATTENTION_SCORES")
+    _both_ways(batch_of(*lengths), monkeypatch, ops, "MOST_ATTENTION_SCORES")
 
 
 def test_logits_taken_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer.model_cases import QWEN2, QWEN3, UNEVEN, batch_of, decoder
 from trainer.config import BadSetting
-from trainer.models import files, lora
+from trainer.models import lora, pretrained
 from trainer.saving.checkpoint import difference
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_a_target_that_names_no_layer_is_refused() -> None:
 def test_a_saved_adapter_holds_both_factors_of_each_layer(tmp_path: Path) -> None:
     made = moved(adapted())
     lora.save(made, tmp_path, lora.factors(made), base="somewhere")
-    saved = dict(files.read_tensors(tmp_path / "adapter_model.safetensors"))
+    saved = dict(pretrained.read_tensors(tmp_path / "adapter_model.safetensors"))
     assert difference(saved, lora.factors(made)) is None
 
 

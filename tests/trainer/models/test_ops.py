@@ -12,9 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tests.trainer.model_cases import QWEN2, QWEN3, UNEVEN, batch_of, decoder, gradients
 from trainer.algorithms.packing import make_batch
-from trainer.engines.base import Sampling
-from trainer.engines.builtin import BuiltinEngine
-from trainer.models import attention, lora, ops
+from trainer.engines.engine import BuiltinEngine, Sampling
+from trainer.models import lora, ops
 from trainer.types import Group, Prompt
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def test_widened_products_are_as_near_to_float64_as_instructions(
     """Mean over 25 models of log-probabilities and of gradients: 0.0052 and 0.034 off, by instructions 0.0056 and
     0.036."""
     if not is_small:
-        monkeypatch.setattr(attention, "MOST_ATTENTION_SCORES", 0)
+        monkeypatch.setattr(ops, "MOST_ATTENTION_SCORES", 0)
     for seed in range(2):
         exact = learnt(made(shape, torch.float64, is_adapted=is_adapted, seed=seed))
         found = learnt(made(shape, NARROW, is_adapted=is_adapted, seed=seed))

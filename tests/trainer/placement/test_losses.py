@@ -18,9 +18,9 @@ import pytest
 from trainer import launch
 from trainer.__main__ import main
 from trainer.config import Config, read
-from trainer.placement import cluster, daemon, supervise, worker_actor, workers
+from trainer.placement import cluster, ray_nodes, supervise, worker_actor, workers
 from trainer.placement.cards import Layout, Node, PlacementError, lost_node, place_workers
-from trainer.placement.reach import OUT_OF_REACH
+from trainer.placement.ray_nodes import OUT_OF_REACH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,27 +51,27 @@ def test_a_node_ends_as_the_head_says(
     ray_here: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     word = tmp_path / "last-word"
-    monkeypatch.setenv(daemon.LAST_WORD, str(word))
-    worker_actor.leave_word(daemon.LAST_WORD, json.dumps({"code": 1, "reason": "rank 1 was killed"}))
+    monkeypatch.setenv(ray_nodes.LAST_WORD, str(word))
+    worker_actor.leave_word(ray_nodes.LAST_WORD, json.dumps({"code": 1, "reason": "rank 1 was killed"}))
     with listening() as address:
-        assert daemon._end_of_run(ray_here, address, str(word)) == (1, "rank 1 was killed")
+        assert ray_nodes._end_of_run(ray_here, address, str(word)) == (1, "rank 1 was killed")
     assert [each.name for each in tmp_path.iterdir()] == ["last-word"]
 
 
 def test_without_a_place_for_it_no_word_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(daemon.LAST_WORD, raising=False)
-    worker_actor.leave_word(daemon.LAST_WORD, "")
+    monkeypatch.delenv(ray_nodes.LAST_WORD, raising=False)
+    worker_actor.leave_word(ray_nodes.LAST_WORD, "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_head_that_is_gone_without_a_word_is_named(
     ray_here: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon, "_END_S", 0.0)
+    monkeypatch.setattr(ray_nodes, "_END_S", 0.0)
     with listening() as address:
         pass
-    code, reason = daemon._end_of_run(ray_here, address, str(tmp_path / "last-word"))
+    code, reason = ray_nodes._end_of_run(ray_here, address, str(tmp_path / "last-word"))
     assert code == 1
     assert re.search(rf"head at {address} is gone .*Connection refused", reason)
 
@@ -88,14 +88,14 @@ def test_a_way_to_the_head_that_is_down_for_a_while_is_no_end(
             word.write_text(json.dumps({"code": 0, "reason": ""}))
         return trouble
 
-    monkeypatch.setattr(daemon, "answers", answers)
-    monkeypatch.setattr(daemon, "_END_S", 0.0)
+    monkeypatch.setattr(ray_nodes, "answers", answers)
+    monkeypatch.setattr(ray_nodes, "_END_S", 0.0)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    assert daemon._end_of_run(ray_here, "10.0.0.1:6379", str(word)) == (0, "")
+    assert ray_nodes._end_of_run(ray_here, "10.0.0.1:6379", str(word)) == (0, "")
     silent = iter(["nothing answered within 2 s"] * 2)
     word.unlink()
-    monkeypatch.setattr(daemon, "_OUTAGE_S", -1.0)
-    assert daemon._end_of_run(ray_here, "10.0.0.1:6379", str(word))[0] == 1
+    monkeypatch.setattr(ray_nodes, "_OUTAGE_S", -1.0)
+    assert ray_nodes._end_of_run(ray_here, "10.0.0.1:6379", str(word))[0] == 1
 
 
 def test_a_ray_that_ends_here_while_the_head_is_there_is_named(
@@ -104,7 +104,7 @@ def test_a_ray_that_ends_here_while_the_head_is_there_is_named(
     ray_here.kill()
     ray_here.wait()
     with listening() as address:
-        code, reason = daemon._end_of_run(ray_here, address, str(tmp_path / "last-word"))
+        code, reason = ray_nodes._end_of_run(ray_here, address, str(tmp_path / "last-word"))
     assert code == 1
     assert re.search(rf"Ray ended .* -9 .* {address} is there$", reason)
 
@@ -114,12 +114,12 @@ def test_what_was_started_ends_with_the_block_also_without_its_parent() -> None:
     """In a process of its own, which would adopt what other tests leave behind."""
     script = (
         "import subprocess, sys\n"
-        "from trainer.placement import daemon\n"
-        "with daemon._nothing_left():\n"
+        "from trainer.placement import ray_nodes\n"
+        "with ray_nodes._nothing_left():\n"
         '    inner = \'import subprocess, sys; subprocess.Popen([sys.executable, "-c", "input()"], stdin=0)\'\n'
         "    subprocess.run([sys.executable, '-c', inner], stdin=subprocess.PIPE, check=True)\n"
-        "    (left,) = daemon._children()\n"
-        "print(left, daemon._children())\n"
+        "    (left,) = ray_nodes._children()\n"
+        "print(left, ray_nodes._children())\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     number, none = ran.stdout.split()

@@ -20,7 +20,7 @@ from tests.trainer.trainer_cases import ROOT, of_a_child
 from trainer.placement import worker_actor
 from trainer.placement.cards import Layout, Node, lost_node, place_workers
 from trainer.placement.rank import Packed, share
-from trainer.placement.reach import answers, how_lost
+from trainer.placement.ray_nodes import answers, how_lost
 from trainer.placement.supervise import Watch
 from trainer.weights import Packer, checksum, unpack
 

@@ -22,7 +22,7 @@ from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import remote
-from trainer.engines.base import Sampling, new_seeds
+from trainer.engines.engine import Sampling, new_seeds
 from trainer.engines.generator_client import EngineSpec, GeneratorLost
 from trainer.engines.reference import asked
 from trainer.loop import train_step

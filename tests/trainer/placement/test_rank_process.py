@@ -38,7 +38,7 @@ from trainer.weights import Packer, unpack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer.engines.base import Engine
+    from trainer.engines.engine import Engine
     from trainer.placement.workers import WorkerGroup
 
 

@@ -16,7 +16,7 @@ from trainer import __main__ as entry
 from trainer.config import Config, read
 from trainer.launch import BROKE, INTERRUPTED
 from trainer.metrics.records import Records
-from trainer.placement import daemon, supervise, workers
+from trainer.placement import ray_nodes, supervise, workers
 from trainer.placement.cards import Layout, Node, PlacementError, place_workers
 from trainer.placement.cluster import HeadLost
 from trainer.placement.rank import Rank
@@ -306,5 +306,5 @@ def test_a_head_is_not_started_where_something_listens_already(monkeypatch: pyte
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(listening.getsockname()[1]))
         place = ":".join(map(str, listening.getsockname()))
-        with pytest.raises(PlacementError, match=f"listens at {place}"), daemon.head(1, limit_s=1.0):
+        with pytest.raises(PlacementError, match=f"listens at {place}"), ray_nodes.started_head(1, limit_s=1.0):
             pass

@@ -15,9 +15,9 @@ import torch
 
 from tests.trainer.shared import forks
 from tests.trainer.trainer_cases import CPU
-from trainer.saving import manifest
+from trainer import saving
+from trainer.saving import MANIFEST, CorruptCheckpoint, flatten
 from trainer.saving.checkpoint import difference, load, save
-from trainer.saving.manifest import MANIFEST, CorruptCheckpoint, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +162,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_last_whole_checkpoin
         # The save that was under way may have got as far as its manifest.
         assert found["step"] in (last, last + 1)
         assert bool((found["w"] == found["step"]).all())
-        saved = manifest.read(folder)
+        saved = saving.read_manifest(folder)
         assert saved is not None
         assert (saved.step, saved.settings) == (found["step"], {"lr": 1.0})
 
@@ -198,11 +198,11 @@ def test_another_whole_state_is_named_beside_the_broken_one_and_not_taken(tmp_pa
 
 
 def test_a_manifest_that_is_none_is_said_to_be(tmp_path: Path) -> None:
-    assert manifest.read(tmp_path) is None
+    assert saving.read_manifest(tmp_path) is None
     for text in ("{", "[]", "{}", "null", "[" * 100_000):
         (tmp_path / MANIFEST).write_text(text)
         with pytest.raises(CorruptCheckpoint, match=rf"{MANIFEST} .*no manifest"):
-            manifest.read(tmp_path)
+            saving.read_manifest(tmp_path)
 
 
 def test_differences_are_named_by_their_path() -> None:

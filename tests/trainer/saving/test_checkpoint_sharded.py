@@ -19,14 +19,14 @@ import torch
 from tests.trainer.core_cases import batch, learner, update
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU
+from trainer import saving
 from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
 from trainer.run_state import learner_state, restore, restore_learner, state_of
+from trainer.saving import CorruptCheckpoint, Saved, digest_of, flatten
 from trainer.saving import checkpoint as checkpoints
-from trainer.saving import manifest, resume
 from trainer.saving.checkpoint import difference, load, save
-from trainer.saving.manifest import CorruptCheckpoint, Saved, digest_of, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,8 +49,8 @@ from trainer.learner import Learner
 from trainer.run_state import learner_state, restore_learner
 from trainer.saving import checkpoint as checkpoints
 from trainer.saving.checkpoint import difference, load
-from trainer.saving.manifest import flatten
-from trainer.shards import whole
+from trainer.saving import flatten
+from trainer.sharding import whole
 
 shares = ((0,), (1,), (2,))
 
@@ -59,7 +59,7 @@ def made(seed, **more):
     config = changed(BARE, sharding="fsdp2", **SETTINGS, **more)
     models = [decoder(config, seed=seed), decoder(config, seed=seed + 1)]
     for each in models:
-        sharding.shard(each, config, CPU, world=world)
+        sharding.shard(each, config.run, CPU, num_ranks=world.size)
     return Learner(models[0], models[1], config, seed=seed, world=world)
 
 
@@ -213,7 +213,7 @@ def test_a_rank_that_cannot_write_ends_the_save_on_all_and_leaves_the_earlier_st
     ranks: list[dict[str, Any]], folder: Path
 ) -> None:
     assert [rank["failed"] for rank in ranks] == [[errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (rank 1)"]] * 2
-    saved = manifest.read(folder / "checkpoint")
+    saved = saving.read_manifest(folder / "checkpoint")
     assert saved is not None
     assert saved.step == 3
     assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == ["manifest.json", saved.file]
@@ -316,7 +316,7 @@ def test_another_model_is_told_by_the_first_weight_that_does_not_fit(checkpoint:
 
 @pytest.mark.slow
 def test_the_manifest_names_step_settings_files_and_tensors(checkpoint: Path) -> None:
-    saved = manifest.read(checkpoint)
+    saved = saving.read_manifest(checkpoint)
     assert saved is not None
     assert (saved.step, saved.settings) == (3, {"steps": 9})
     assert sorted(saved.files) == [".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pt"]
@@ -362,7 +362,7 @@ def test_the_same_state_twice_stands_under_another_name(tmp_path: Path) -> None:
     alone = World.single()
     first = checkpoints.save_shards({"step": 1}, tmp_path, world=alone)
     second = checkpoints.save_shards({"step": 1}, tmp_path, world=alone)
-    assert manifest.read(tmp_path) == second
+    assert saving.read_manifest(tmp_path) == second
     assert [path.name for path in tmp_path.glob("state-*")] == [second.file]
     assert isinstance(first, Saved)
 
@@ -373,7 +373,7 @@ def test_a_run_of_one_rank_finds_the_checkpoint_of_several(checkpoint: Path) -> 
     before = parse(["ranks=2", "sharding=fsdp2", "steps=5"], devices=("cpu",))
     (checkpoint / "manifest.json").write_text(json.dumps({**told, "settings": before.lasting()}))
     now = parse(["ranks=1", "steps=5", "resume=true"], devices=("cpu",))
-    point = resume.find(checkpoint.parent, now)
+    point = saving.find_resume_point(checkpoint.parent, now)
     assert point is not None
     assert point.step == 3
     assert point.changed == {"ranks": (2, 1), "sharding": ("fsdp2", "none")}

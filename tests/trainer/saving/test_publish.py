@@ -14,7 +14,7 @@ from trainer import __main__ as entry
 from trainer import models
 from trainer.config import parse
 from trainer.distributed import World
-from trainer.models import files, lora
+from trainer.models import lora, pretrained
 from trainer.saving.checkpoint import difference, load, save
 from trainer.saving.publish import export, publish
 
@@ -30,7 +30,7 @@ LORA = ("lora_rank=2", "lora_targets=q_proj,up_proj")
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    return dict(files.read_weights(folder))
+    return dict(pretrained.read_weights(folder))
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
@@ -86,7 +86,7 @@ def test_shards_make_one_model(tmp_path: Path) -> None:
     assert entry.main(["export", str(out), str(tmp_path)]) == 0
     assert same(weights(tmp_path / "model"), weights(out / "model"))
     assert {each.dtype for each in weights(out / "model").values()} == {torch.bfloat16}
-    assert same(*(dict(files.read_tensors(at / "adapter/adapter_model.safetensors")) for at in (out, tmp_path)))
+    assert same(*(dict(pretrained.read_tensors(at / "adapter/adapter_model.safetensors")) for at in (out, tmp_path)))
 
 
 def test_what_the_models_folder_says_beside_its_sizes_is_kept(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from trainer.episodes import Episode
 from trainer.metrics import second_opinion
 from trainer.metrics import step as metrics_of_step
 from trainer.stages import second_look
-from trainer.stages.questions import QUESTIONS, Results
+from trainer.stages.evidence import QUESTIONS, Results, Tap, Update
 from trainer.stages.recompute import _is_rounded, _unsummed
 from trainer.stages.second_look import SecondLook
-from trainer.stages.tap import Tap, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -148,7 +147,7 @@ def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
 def test_an_answer_is_scored_by_its_own_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[tuple[int, ...], float] = {}
     monkeypatch.setattr(
-        "trainer.tasks.rewards._judge",
+        "trainer.tasks.base._judge",
         lambda prompt, rollout, task, _: known.setdefault(rollout.tokens, task.reward(prompt, rollout)),
     )
     assert stages(run(tmp_path, SMALL))["batch"]["wrong"] == "rewards-wrong"

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.tasks.text_cases import WORDS, jsonl
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
-from trainer import models
+from trainer import models, saving
 from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
@@ -20,9 +20,9 @@ from trainer.distributed import World
 from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
-from trainer.models import files, lora
+from trainer.models import lora
+from trainer.models.pretrained import read_config, read_shape, read_tensors, read_weights
 from trainer.run_state import learner_state
-from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
 from trainer.supervised.sft import SFTLearner, Transcript, read_transcripts, render_message, transcript
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
 
 CALL = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 
@@ -74,7 +74,7 @@ class Leaving(Interrupt):
 
 def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resumed: bool = False) -> sft.Tuning:
     tuning = sft.assemble(config, CPU, World.single())
-    state = load(out / resume.FOLDER, CPU) if is_resumed else None
+    state = load(out / saving.CHECKPOINT, CPU) if is_resumed else None
     with Records(out, append=is_resumed) as records:
         sft.run(tuning, out, records, Progress(), interrupt=interrupt or Interrupt(), state=state)
     return tuning
@@ -129,7 +129,7 @@ def test_a_run_learns_validates_and_leaves_a_model_that_reads_back(tmp_path: Pat
     assert after < 0.8 * before
     assert [each["step"] for each in records if each["kind"] == "eval" and each["when"] == "during"] == [10, 20]
     folder = tmp_path / "out" / "model"
-    shape = files.read_shape(files.read_config(folder))
+    shape = read_shape(read_config(folder))
     assert shape is not None and shape.vocabulary == 98
     again = models.build(changed(config, path=str(folder)), 98, seed=99, device=CPU)
     assert difference(dict(again.named_parameters()), dict(tuning.learner.model.named_parameters())) is None
@@ -143,11 +143,11 @@ def test_with_adapters_they_alone_learn_and_are_written_beside_the_merged_model(
     own, start = dict(tuning.learner.model.named_parameters()), dict(first.named_parameters())
     moved = {name for name, weight in own.items() if not torch.equal(weight, start[name])}
     assert moved == {name for name in own if ".lora_" in name}
-    adapter = dict(files.read_tensors(tmp_path / "out" / "adapter" / "adapter_model.safetensors"))
+    adapter = dict(read_tensors(tmp_path / "out" / "adapter" / "adapter_model.safetensors"))
     assert difference(adapter, lora.factors(tuning.learner.model)) is None
-    merged = dict(files.read_weights(tmp_path / "out" / "model"))
+    merged = dict(read_weights(tmp_path / "out" / "model"))
     assert difference(merged, dict(lora.merged(tuning.learner.model))) is None
-    assert set(load(tmp_path / "out" / resume.FOLDER, CPU)["tuned"]["weights"]) == moved
+    assert set(load(tmp_path / "out" / saving.CHECKPOINT, CPU)["tuned"]["weights"]) == moved
 
 
 def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.config import BadSetting, parse
-from trainer.engines.base import Sampling
+from trainer.engines.engine import Sampling
 from trainer.episodes import demonstrate
 from trainer.rollouts import collect
 from trainer.tasks.frozen_lake import RULES, Lake, generate, solve, task

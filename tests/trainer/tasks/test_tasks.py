@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
 from trainer import tasks
 from trainer.config import parse
-from trainer.tasks.base import ALPHABET, Characters, Task, exact, partial, prompt
-from trainer.tasks.digits import addition, copy, successor
+from trainer.tasks.digits import addition, copy, exact, partial, prompt, successor
+from trainer.tasks.tokenizers import ALPHABET, Characters
 from trainer.types import Rollout, Stop
+
+if TYPE_CHECKING:
+    from trainer.tasks.base import Task
 
 WORDS = Characters()
 PAD, END = WORDS.pad, WORDS.end

@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import parse
-from trainer.tasks.base import Characters
-from trainer.tasks.tokenizers import PRINTABLE
+from trainer.tasks.tokenizers import PRINTABLE, Characters
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from tests.trainer.model_cases import END, QWEN2, QWEN3, decoder, naive_logits
-from trainer.engines import builtin
-from trainer.engines.base import Sampling
-from trainer.engines.builtin import BuiltinEngine
+from trainer.engines import engine
+from trainer.engines.engine import BuiltinEngine, Sampling
 from trainer.types import Stop
 
 if TYPE_CHECKING:
@@ -81,13 +80,13 @@ def test_rows_that_go_on_after_many_have_ended_and_moved_are_still_right() -> No
 
 def test_three_of_four_computed_rows_at_least_are_still_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     slots: list[int] = []
-    step = builtin.CachedGeneration.step
+    step = engine.CachedGeneration.step
 
-    def counted(self: builtin.CachedGeneration, tokens_R: torch.Tensor) -> torch.Tensor:
+    def counted(self: engine.CachedGeneration, tokens_R: torch.Tensor) -> torch.Tensor:
         slots.append(len(tokens_R))
         return step(self, tokens_R)
 
-    monkeypatch.setattr(builtin.CachedGeneration, "step", counted)
+    monkeypatch.setattr(engine.CachedGeneration, "step", counted)
     groups = sampler(seed=2).generate(PROMPTS, Sampling(6, 40, 1.0))
     lengths = [len(rollout.tokens) for group in groups for rollout in group]
     needed = [sum(length > number for length in lengths) for number in range(1, len(slots) + 1)]
@@ -163,7 +162,7 @@ def test_received_weights_are_copied_not_shared_and_used_next() -> None:
 def test_a_token_of_no_chance_is_never_drawn_in_either_way_of_drawing(
     monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
-    monkeypatch.setattr(builtin, "_FEW_TOKENS", few)
+    monkeypatch.setattr(engine, "_FEW_TOKENS", few)
     chances = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0], dtype=torch.float64).expand(40_000, 5)
     made = sampler(seed=3)
     shares = torch.bincount(made._pick(chances), minlength=5) / 40_000

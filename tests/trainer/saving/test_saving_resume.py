@@ -13,12 +13,12 @@ import pytest
 from tests.trainer.rank_processes import run_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, watched
 from trainer import __main__ as entry
+from trainer import saving
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.records import FILE, Records
 from trainer.run_state import restore, state_of
-from trainer.saving import manifest, resume
 from trainer.saving.checkpoint import difference, load
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) ->
     """A run, or the rest of one; stopped after so many steps of its own."""
     trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = restore(trainer, load(out / resume.FOLDER, CPU))
-        num_validated = resume.continue_records(out, step).num_validated
+        step = restore(trainer, load(out / saving.CHECKPOINT, CPU))
+        num_validated = saving.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
         try:
             interrupt = After(step=stop) if stop else None
@@ -173,15 +173,15 @@ def test_settings_that_must_stay_are_refused_by_name_and_nothing_is_touched(
 
 def test_without_a_checkpoint_true_is_an_error_and_auto_a_start(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=f"resume=true: .*{tmp_path}"):
-        resume.find(tmp_path, changed(Config(), resume="true"))
-    assert resume.find(tmp_path, changed(Config(), resume="auto")) is None
-    assert resume.find(tmp_path, Config()) is None
+        saving.find_resume_point(tmp_path, changed(Config(), resume="true"))
+    assert saving.find_resume_point(tmp_path, changed(Config(), resume="auto")) is None
+    assert saving.find_resume_point(tmp_path, Config()) is None
 
 
 def test_a_damaged_checkpoint_is_named_and_nothing_else_is_taken(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = manifest.read(out / resume.FOLDER)
+    saved = saving.read_manifest(out / saving.CHECKPOINT)
     assert saved is not None and saved.step == 4
-    path = out / resume.FOLDER / saved.file
+    path = out / saving.CHECKPOINT / saved.file
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
@@ -189,16 +189,16 @@ def test_a_damaged_checkpoint_is_named_and_nothing_else_is_taken(out: Path, caps
     said = capsys.readouterr().err
     assert re.search(rf"{saved.file}.*{saved.sha256[:16]}", said)
     assert [line for line in said.splitlines() if not line.startswith("trainer: warning: ")] == said.splitlines()[-1:]
-    (out / resume.FOLDER / manifest.MANIFEST).write_text("{")
+    (out / saving.CHECKPOINT / saving.MANIFEST).write_text("{")
     assert entry.main(["--out", str(out), *WORDS, "resume=auto"]) == 2
-    assert re.search(rf"{manifest.MANIFEST} .*no manifest", capsys.readouterr().err)
+    assert re.search(rf"{saving.MANIFEST} .*no manifest", capsys.readouterr().err)
 
 
 def test_a_new_run_in_an_old_folder_cannot_be_taken_for_the_old_one(out: Path) -> None:
-    resume.set_aside(out)
-    assert resume.saved_step(out) is None
+    saving.set_manifest_aside(out)
+    assert saving.saved_step(out) is None
     with pytest.raises(BadSetting, match=f"resume=auto: .*{out}"):
-        resume.find(out, changed(Config(), resume="auto"))
+        saving.find_resume_point(out, changed(Config(), resume="auto"))
 
 
 def test_records_are_cut_behind_the_step_and_its_evaluation(tmp_path: Path) -> None:
@@ -211,23 +211,23 @@ def test_records_are_cut_behind_the_step_and_its_evaluation(tmp_path: Path) -> N
         {"kind": "end", "status": "interrupted", "reason": "SIGINT"},
     ]
     (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = resume.continue_records(tmp_path, 1)
+    found = saving.continue_records(tmp_path, 1)
     assert (found.num_dropped, found.num_validated) == (2, 7)
     assert found.ended == {"status": "interrupted", "reason": "SIGINT"}
     assert read(tmp_path) == lines[:4]
-    assert resume.continue_records(tmp_path / "nowhere", 1).num_dropped == 0
+    assert saving.continue_records(tmp_path / "nowhere", 1).num_dropped == 0
 
 
 def test_a_record_nested_too_deep_is_no_record(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("[" * 100_000 + "\n")
-    assert resume.continue_records(tmp_path, 1).num_dropped == 1
+    assert saving.continue_records(tmp_path, 1).num_dropped == 1
 
 
 def test_the_last_evaluation_is_made_again_by_whoever_goes_on(tmp_path: Path) -> None:
     """As a process leaves it that was killed while it saved for the last time."""
     lines = [{"kind": "step", "step": 2}, {"kind": "eval", "when": "after", "step": 0}, {"kind": "stage", "name": "x"}]
     (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert resume.continue_records(tmp_path, 2).num_dropped == 2
+    assert saving.continue_records(tmp_path, 2).num_dropped == 2
     assert read(tmp_path) == lines[:1]
 
 
@@ -237,7 +237,7 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path: Path) -> None:
     run_ranks(tmp_path / "whole", *words, "steps=4")
     run_ranks(tmp_path / "parts", *words, "steps=2")
     run_ranks(tmp_path / "parts", *words, "steps=4", "resume=true")
-    whole, parts = (load(tmp_path / name / resume.FOLDER, CPU) for name in ("whole", "parts"))
+    whole, parts = (load(tmp_path / name / saving.CHECKPOINT, CPU) for name in ("whole", "parts"))
     assert difference(whole, parts) is None
     steps = [[each for each in told(tmp_path / name) if each["kind"] == "step"] for name in ("whole", "parts")]
     assert steps[0] == steps[1]

@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.model_cases import QWEN2, QWEN3, decoder
 from trainer.config import BadSetting, parse
-from trainer.models import build, files, load, save
+from trainer.models import build, load, pretrained, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,8 @@ TENSORS = {
 
 
 def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
-    files.write_weights(tmp_path / "x.safetensors", TENSORS)
-    found = dict(files.read_tensors(tmp_path / "x.safetensors"))
+    pretrained.write_weights(tmp_path / "x.safetensors", TENSORS)
+    found = dict(pretrained.read_tensors(tmp_path / "x.safetensors"))
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
@@ -36,7 +36,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_file_is_laid_out_as_the_format_says(tmp_path: Path) -> None:
-    files.write_weights(tmp_path / "x.safetensors", {"w": torch.tensor([1.0, 2.0])})
+    pretrained.write_weights(tmp_path / "x.safetensors", {"w": torch.tensor([1.0, 2.0])})
     data = (tmp_path / "x.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     assert length % 8 == 0
@@ -47,36 +47,36 @@ def test_the_file_is_laid_out_as_the_format_says(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_safetensors_package_reads_what_is_written(tmp_path: Path) -> None:
     package = pytest.importorskip("safetensors.torch", reason="compares with safetensors, which is not installed")
-    files.write_weights(tmp_path / "x.safetensors", TENSORS)
+    pretrained.write_weights(tmp_path / "x.safetensors", TENSORS)
     found = package.load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
     package.save_file(TENSORS, tmp_path / "y.safetensors")
-    found = dict(files.read_tensors(tmp_path / "y.safetensors"))
+    found = dict(pretrained.read_tensors(tmp_path / "y.safetensors"))
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -1])
 def test_a_cut_file_is_refused(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.safetensors"
-    files.write_weights(path, TENSORS)
+    pretrained.write_weights(path, TENSORS)
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(BadSetting, match=r"x\.safetensors"):
-        list(files.read_tensors(path))
+        list(pretrained.read_tensors(path))
 
 
 def test_a_size_that_does_not_fit_its_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    files.write_weights(path, {"w": torch.zeros(2, 2)})
+    pretrained.write_weights(path, {"w": torch.zeros(2, 2)})
     path.write_bytes(path.read_bytes().replace(b"[2, 2]", b"[2, 3]"))
     with pytest.raises(BadSetting, match="16 bytes"):
-        list(files.read_tensors(path))
+        list(pretrained.read_tensors(path))
 
 
 @pytest.mark.parametrize("shape", [QWEN2, QWEN3])
 def test_a_decoder_comes_back_from_its_folder(tmp_path: Path, shape: Shape) -> None:
     made = decoder(shape, torch.float32)
     save(made, tmp_path)
-    assert files.read_shape(files.read_config(tmp_path)) == shape
+    assert pretrained.read_shape(pretrained.read_config(tmp_path)) == shape
     other = build(parse([f"path={tmp_path}"], devices=("cpu",)), 19, seed=1, device=torch.device("cpu"))
     for name, weight in made.named_parameters():
         assert torch.equal(dict(other.named_parameters())[name], weight), name
@@ -85,12 +85,12 @@ def test_a_decoder_comes_back_from_its_folder(tmp_path: Path, shape: Shape) -> N
 def test_a_folder_in_several_files_is_read_whole(tmp_path: Path) -> None:
     made = decoder(QWEN2, torch.float32)
     save(made, tmp_path)
-    weights = dict(files.read_weights(tmp_path))
+    weights = dict(pretrained.read_weights(tmp_path))
     (tmp_path / "model.safetensors").unlink()
     names = sorted(weights)
     parts = {"one.safetensors": names[:5], "two.safetensors": names[5:]}
     for file, part in parts.items():
-        files.write_weights(tmp_path / file, {name: weights[name] for name in part})
+        pretrained.write_weights(tmp_path / file, {name: weights[name] for name in part})
     places = {name: file for file, part in parts.items() for name in part}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
     other = decoder(QWEN2, torch.float32, seed=7)
@@ -104,20 +104,20 @@ def test_a_configuration_or_an_index_that_is_none_is_refused(tmp_path: Path, tex
         (tmp_path / name).write_text(text)
     if not text.startswith("{"):
         with pytest.raises(BadSetting, match="model folder"):
-            files.read_config(tmp_path)
+            pretrained.read_config(tmp_path)
     with pytest.raises(BadSetting, match="index"):
-        list(files.read_weights(tmp_path))
+        list(pretrained.read_weights(tmp_path))
 
 
 def test_missing_and_unknown_weights_are_named(tmp_path: Path) -> None:
     made = decoder(QWEN2, torch.float32)
     weights = {name: weight.detach() for name, weight in made.named_parameters()}
     last = weights.pop("model.norm.weight")
-    config = files.config_of(QWEN2, torch.float32)
-    files.write(tmp_path, weights, config)
+    config = pretrained.config_of(QWEN2, torch.float32)
+    pretrained.write_folder(tmp_path, weights, config)
     with pytest.raises(BadSetting, match=r"lacks model\.norm\.weight"):
         load(made, tmp_path)
-    files.write(tmp_path, {**weights, "model.norm.weight": last, "model.extra": last}, config)
+    pretrained.write_folder(tmp_path, {**weights, "model.norm.weight": last, "model.extra": last}, config)
     with pytest.raises(BadSetting, match=r"model\.extra"):
         load(made, tmp_path)
 
@@ -140,13 +140,13 @@ def test_a_folder_without_a_configuration_and_a_small_vocabulary_are_refused(tmp
     ],
 )
 def test_what_the_built_in_decoder_cannot_be_is_left_to_others(change: dict[str, object]) -> None:
-    config = files.config_of(QWEN2, torch.float32)
-    assert files.read_shape(config) == QWEN2
-    assert files.read_shape({**config, **change}) is None
+    config = pretrained.config_of(QWEN2, torch.float32)
+    assert pretrained.read_shape(config) == QWEN2
+    assert pretrained.read_shape({**config, **change}) is None
 
 
 def test_an_older_configuration_with_its_angle_base_on_top_is_read() -> None:
-    config = files.config_of(QWEN3, torch.float32)
+    config = pretrained.config_of(QWEN3, torch.float32)
     del config["rope_parameters"]
-    found = files.read_shape(config)
+    found = pretrained.read_shape(config)
     assert found is not None and found.rope_base == 500.0

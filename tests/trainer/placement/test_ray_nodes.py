@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from trainer.placement.reach import held, list_jobs
+from trainer.placement.ray_nodes import held, list_jobs
 
 # Cut from `job_table`, `actors` and `placement_group_table` of Ray 2.60.0.
 JOBS: list[dict[str, Any]] = json.loads("""[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.children import exit_code, wait
+from trainer.launch import exit_code, wait_for_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_an_exit_code_can_be_asked_for_again_and_again(code: int) -> None:
     with child(f"import os; os._exit({code})") as process:
         lock = process._waitpid_lock  # type: ignore[attr-defined]
         process._waitpid_lock = Untouchable()  # type: ignore[attr-defined]
-        assert [wait(process, 120), exit_code(process), wait(process, 0)] == [code] * 3
+        assert [wait_for_child(process, 120), exit_code(process), wait_for_child(process, 0)] == [code] * 3
         process._waitpid_lock = lock  # type: ignore[attr-defined]
         assert process.wait() == code
         assert exit_code(process) == code
@@ -48,9 +48,9 @@ def test_an_exit_code_can_be_asked_for_again_and_again(code: int) -> None:
 
 def test_a_signal_is_a_negative_code(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.send_signal(signal.SIGKILL)
-    assert wait(sleeper, 120) == -signal.SIGKILL
+    assert wait_for_child(sleeper, 120) == -signal.SIGKILL
 
 
 def test_one_that_runs_has_no_code_yet(sleeper: subprocess.Popen[bytes]) -> None:
     assert exit_code(sleeper) is None
-    assert wait(sleeper, 0.02) is None
+    assert wait_for_child(sleeper, 0.02) is None

@@ -20,12 +20,13 @@ from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import stage_of_error
+from trainer.off_policy import Prefetch, StaleWeights, prefetched_of_state, prefetched_state
 from trainer.rollouts import RolloutBatch
-from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
+from trainer.run_state import learner_state, restore, state_of
+from trainer.saving import flatten
 from trainer.saving.checkpoint import _nested, difference
-from trainer.saving.manifest import flatten
-from trainer.tasks.base import Characters, prompt
-from trainer.trainer import Prefetch, StaleWeights
+from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.generator_client import Generated
-    from trainer.saving.manifest import State
+    from trainer.saving import State
     from trainer.trainer import Trainer
     from trainer.types import Batch
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import correction, entropy_mask, off_policy_mask, rejection_mask
+from trainer.algorithms.policy_losses import correction, entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.rejection import Rejection
 from trainer.sections import BadSetting
 
