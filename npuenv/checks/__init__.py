@@ -182,7 +182,7 @@ def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]
     facts = [context.facts.at(name) for name in check.reads]
     left_out = [fact for fact in facts if not was_asked(fact)]
     if left_out:
-        return skip("skip-level", level=left_out[0].evidence[0].line.rpartition(" ")[2])
+        return skip("skip-level", level=left_out[0].needs_level)
     blind = [name for name, fact in zip(check.reads, facts) if fact.state is State.UNKNOWN]
     if blind:
         cause = next((owner for name in blind if (owner := _owner(context.facts, name, owners))), None)

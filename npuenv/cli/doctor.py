@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +60,12 @@ def command(ui: Ui, **values: Any) -> int:
     if many["hosts"] is not None or (asked.capture is not None and asked.capture.is_dir()):
         from npuenv.cli import cluster_doctor
 
-        return int(cluster_doctor.run(ui, asked, many))
+        words = [word for name, value in many.items() if value is not None for word in (_flag(name), str(value))]
+        again = (*asked.program, *(words or ("--hosts", "FILE")))  # a folder of captures is not looked at again
+        return int(cluster_doctor.run(ui, replace(asked, program=again), many))
     alone = next((name for name, value in many.items() if value is not None), None)
     if alone is not None:
-        args = {"option": f"--{alone.removesuffix('_s').replace('_', '-')}"}
+        args = {"option": _flag(alone)}
         raise BadInput(Message("cluster.only-with-hosts", args), Message("cluster.only-with-hosts-hint", args))
     try:
         if asked.is_fixing:
@@ -73,6 +76,10 @@ def command(ui: Ui, **values: Any) -> int:
     except app.ConflictError as error:
         show_conflict(ui, error)  # with --format and -o taken into account
         return int(error.exit_code)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.removesuffix('_s').replace('_', '-')}"
 
 
 def run(ui: Ui, asked: DoctorCommand, python: str | None = None) -> ExitCode:

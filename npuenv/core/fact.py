@@ -37,6 +37,7 @@ class Fact(Generic[T]):
     state: State
     value: T | None
     evidence: tuple[Evidence, ...]
+    needs_level: int = 0  # the lowest level that reads it, where the present one left it out
 
     @property
     def is_known(self) -> bool:

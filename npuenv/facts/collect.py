@@ -103,6 +103,8 @@ def _to_json(found: Any) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """A value as JSON has it: what has named fields as a mapping, enumerations as their words, tuples as lists."""
+    if isinstance(value, Fact):
+        return _to_json(value)
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

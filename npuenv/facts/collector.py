@@ -57,12 +57,12 @@ class FactGroup:
 
 def not_asked(level: int) -> Fact[Any]:
     """A fact that this level leaves out; `level` is the first one that asks it."""
-    return absent(Evidence(NOT_ASKED, f"needs --level {level}"))
+    return Fact(State.ABSENT, None, (Evidence(NOT_ASKED, f"needs --level {level}"),), level)
 
 
 def was_asked(fact: Fact[Any]) -> bool:
     """False for a fact that the level left out."""
-    return not (fact.state is State.ABSENT and any(item.command == NOT_ASKED for item in fact.evidence))
+    return not fact.needs_level
 
 
 class Collector:

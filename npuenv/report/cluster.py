@@ -264,6 +264,8 @@ def next_of(cluster: ClusterReport, again: str) -> Message | None:
         return _next_of_silent(silent[0], again)
     if any(report.code is ExitCode.PROBLEMS for report in cluster.nodes):
         return Message("cluster.next-node", {"command": again})
+    if any(finding.status is Status.FAIL for finding in cluster.agreement):
+        return Message("cluster.next-between", {"command": again})
     return None
 
 

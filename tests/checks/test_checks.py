@@ -357,6 +357,11 @@ def test_a_torch_npu_that_does_not_know_the_chip_is_a_failure() -> None:
     assert known.status is Status.OK
 
 
+def test_a_driver_that_is_too_old_is_shown_beside_cann() -> None:
+    found = find(both(part("smi", driver="24.1.0"), part("toolkit", version="9.1.0"))(HEALTHY), "cann.driver")
+    assert found.evidence == (*HEALTHY.cann.toolkit.evidence, *HEALTHY.npu.smi.evidence)
+
+
 def test_a_driver_that_cannot_be_read_is_unknown_and_not_passed_over() -> None:
     assert find(lost("smi", "driver")(HEALTHY), "cann.driver").status is Status.UNKNOWN
     assert find(lost("driver")(HEALTHY), "cann.driver").status is Status.OK  # npu-smi says it as well

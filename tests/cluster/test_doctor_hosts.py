@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -270,6 +272,18 @@ def test_what_differs_between_nodes_is_named_with_the_odd_one(
     assert "node03: 25.2.0" in found["agree.driver"]["says"] and "25.3.rc1" in found["agree.driver"]["says"]
     assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll"]) == 0
     assert says(capsys.readouterr().out, "cluster.summary", apart=0, warn=1)
+
+
+@pytest.mark.slow
+def test_where_only_nodes_together_fail_the_next_command_looks_at_all_of_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 3, {})
+    odd = tmp_path / "captures" / "node03.json"
+    odd.write_text(re.sub(r"(tls_enable_\d)=0", r"\1=1", odd.read_text()))
+    assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll"]) == 1
+    again = shlex.join(["npuenv", "doctor", "--hosts", str(nodes.inventory), "--for", "roll"])
+    assert says(capsys.readouterr().out.splitlines()[-1], "cluster.next-between", command=again)
 
 
 @pytest.mark.slow

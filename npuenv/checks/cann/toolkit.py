@@ -227,10 +227,19 @@ def _arch(context: Context) -> CheckResult:
 
 
 def _driver(context: Context) -> CheckResult:
-    """CANN against the driver's HDK number. The official table gives a range; older ones name only one match."""
-    cann, driver = context.cann, _driver_version(context)
+    """CANN against the driver's HDK number, with the lines of both."""
+    driver, lines = _driver_version(context)
+    result = _compare_driver(context, driver)
+    if result.evidence or result.status is Status.SKIP:
+        return result
+    return result._replace(evidence=(*context.facts.cann.toolkit.evidence, *lines))
+
+
+def _compare_driver(context: Context, driver: str | None) -> CheckResult:
+    """The official table gives a range; older ones name only one match."""
+    cann = context.cann
     if driver is None and context.facts.npu.driver.state is State.UNKNOWN:
-        return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
+        return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("npu.driver",))
     if cann is None or driver is None:
         return skip("cann.cann-driver-skip")
     if "950" in context.chip_generations:  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
@@ -263,12 +272,15 @@ def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckRes
     return verdict("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
 
 
-def _driver_version(context: Context) -> str | None:
-    """The running version (npu-smi) before that of a file: a file mounted into a container can be outdated."""
-    table, driver = context.facts.npu.smi.value, context.facts.npu.driver.value
-    if table is not None and table.driver:
-        return table.driver
-    return driver.version if driver is not None else None
+def _driver_version(context: Context) -> tuple[str | None, tuple[Evidence, ...]]:
+    """The running version (npu-smi) before that of a file: a file mounted into a container can be outdated.
+
+    With the lines that show it.
+    """
+    smi, driver = context.facts.npu.smi, context.facts.npu.driver
+    if smi.value is not None and smi.value.driver:
+        return smi.value.driver, smi.evidence
+    return (driver.value.version if driver.value is not None else None), driver.evidence
 
 
 _SET_ENV = "CANN set_env.sh and torch_npu 2.13.0 _init/registry/registry_manager.py"

@@ -141,8 +141,7 @@ pods = many_of("npu.spods", _pods)  # the super pod of the cards
 def _asked(fact: Fact[Any], show: Callable[[Any], str], left_out: Collection[int] = ()) -> NodeValues:
     """The value of each card from hccn_tool for which `show` has a text."""
     found = {key: value for key, value in _live(fact, show).items() if value.text and key.card not in left_out}
-    level = "" if was_asked(fact) else fact.evidence[0].line.rpartition(" ")[2]
-    return NodeValues(found, _unread(fact), level)
+    return NodeValues(found, _unread(fact), fact.needs_level)
 
 
 def _down(facts: Facts) -> set[int]:

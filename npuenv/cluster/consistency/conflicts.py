@@ -28,7 +28,6 @@ from npuenv.cluster.consistency.readers import has_stand_in
 from npuenv.cluster.inventory import fold, grouped
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Finding, Status
-from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -156,10 +155,10 @@ def links(nodes: Nodes, _: Identities) -> Finding:
     source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
     down: list[Line] = []
     unknown: dict[Subject, Evidence] = {}
-    count, level = 0, ""
+    count, level = 0, 0
     for node, facts in nodes.items():
         fact = facts.hccn.links
-        level = level or ("" if was_asked(fact) else fact.evidence[0].line.rpartition(" ")[2])
+        level = level or fact.needs_level
         for card, item in (fact.value or {}).items():
             count += 1
             if item.value == "DOWN":

@@ -58,7 +58,7 @@ class NodeValues:
 
     values: Mapping[ValueKey, Value] = field(default_factory=dict)
     unknown: Mapping[int | None, Evidence] = field(default_factory=dict)  # card (None: the node) -> why it is unknown
-    level: str = ""  # the level from which it is collected, if it was not
+    level: int = 0  # the lowest level that collects it, where this one left it out
     is_list: bool = False  # all topics are listed: one that is missing does not exist on the node
     command: str = ""  # what a list was read from
     hidden: frozenset[str] = frozenset()  # topics whose values are stand-ins, which cannot be compared

@@ -71,7 +71,7 @@ def one(fact: Fact[Any], show: Callable[[Any], str | None], *, absent: str | Non
     `absent`: the value of an absent fact; None: none.
     """
     if not was_asked(fact):
-        return NodeValues(level=fact.evidence[0].line.rpartition(" ")[2])
+        return NodeValues(level=fact.needs_level)
     line = fact.evidence[0] if fact.evidence else Evidence("", "")
     if fact.state is State.UNKNOWN:
         return NodeValues(unknown={None: line})

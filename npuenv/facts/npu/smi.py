@@ -95,7 +95,7 @@ class SmiTable(NamedTuple):
 
 
 def parse_info(text: str) -> SmiTable | SmiTrouble:
-    """The table, or what went wrong. Never raises; a text that is neither is Trouble.UNREADABLE."""
+    """The table, or what went wrong. Never raises; a text that is neither is SmiFailure.UNREADABLE."""
     lines = plain_lines(text)
     tables = [table for table in _tables(lines) if table.layout is not None and (table.cards or table.is_complete)]
     if tables:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from npuenv.core.documents import parse_json
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import NOT_ASKED, from_json, made_of, why_failed
+from npuenv.facts.collector import from_json, made_of, not_asked, why_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,7 +144,7 @@ def _part(
 ) -> Fact[T]:
     def part(found: dict[str, Any]) -> Fact[T]:
         if key not in found:
-            return absent(Evidence(NOT_ASKED, "needs --level 1"))
+            return not_asked(1)
         where = answer.evidence[0].command if answer.evidence else key
         try:
             value = read(found[key])
