@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from npuenv.app.fixes import FixOptions, FixResult, fix
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
-    from npuenv.app.launches import PreflightOptions, preflight, render_launch, write_launch
+    from npuenv.app.launch_check import PreflightOptions, preflight
+    from npuenv.app.launches import render_launch, write_launch
     from npuenv.app.locking import lock_published, verify_locks
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
@@ -63,9 +64,8 @@ _MODULES = {
     "fixes": ("FixOptions", "FixResult", "fix"),
     "images": ("ContainerOptions", "ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
-    "launches": (
-        "LaunchOptions", "PreflightOptions", "PreflightResult", "preflight", "render_launch", "write_launch",
-    ),
+    "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
+    "launches": ("LaunchOptions", "render_launch", "write_launch"),
     "locking": ("lock_published", "verify_locks"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),

@@ -273,13 +273,16 @@ class Fetch:
     def _copy(
         self, url: str, target: IO[bytes], limit: RequestLimits, headers: dict[str, str] | None
     ) -> ResponseInfo | None:
+        folder = local_folder(url)
+        if folder is not None:
+            try:
+                return _copy_file(Path(folder), url, target, limit)
+            except OSError as error:
+                raise no_answer(url, innermost_error(error)) from error
         import requests
         import urllib3
 
-        folder = local_folder(url)
         try:
-            if folder is not None:
-                return _copy_file(Path(folder), url, target, limit)
             with self._session.get(url, headers=headers or {}, stream=True, **self._options) as response:
                 if response.status_code in (404, 410):
                     return None

@@ -169,9 +169,6 @@ def _is_script(text: str, path: Path) -> bool:
     return path.suffix in (".sh", ".bash") or text.startswith("#!") or bool(re.search(r"^\s*\S*python3?\s", text, re.M))
 
 
-# --- YAML
-
-
 def _read_yaml(text: str, path: Path, options: ReadOptions) -> LaunchText:
     config = read_config(text, str(path), Search((path.parent,), options.folder))
     framework = _framework_of(config)
@@ -196,9 +193,6 @@ def _split_environ(config: Config, framework: str) -> tuple[dict[str, LaunchSett
         name = key.partition(".")[2]
         environ[name] = replace(settings.pop(key), key=name)
     return settings, environ
-
-
-# --- commands and scripts
 
 
 def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[str, ...], nth: int) -> LaunchText:
@@ -298,9 +292,6 @@ def _of_roll_call(call: Call, environ: Mapping[str, LaunchSetting], options: Rea
         raise BadInput(Message("preflight.no-config", {"name": name, "looked": looked}))
     reading = read_file(found, replace(options, framework=options.framework or "roll"))
     return replace(reading, launch=replace(reading.launch, environ={**environ, **reading.launch.environ}))
-
-
-# --- what the words of a script show by themselves
 
 
 def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[LaunchFinding, ...]:
