@@ -22,7 +22,7 @@ from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
 from npuenv.facts.pip import INDEX_VARIABLES, UvSettings, named_index
 from npuenv.host import PathState
-from npuenv.install.prerequisites import LAUNCHER, cann_scripts
+from npuenv.install.cann import LAUNCHER, cann_scripts
 from npuenv.install.target import is_source_folder, unpacker_text
 from npuenv.lock.uv import uv_platform
 

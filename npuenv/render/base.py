@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.install.prerequisites import cann_scripts, compiler_scripts
+from npuenv.install.cann import cann_scripts, compiler_scripts
 from npuenv.render import layers
 from npuenv.render.dockerfile import Instruction, Line, Var, arg, base_image
 from npuenv.render.files import fill, one_word, plain

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.install.prerequisites import cann_scripts
+from npuenv.install.cann import cann_scripts
 from npuenv.lock.export import requirement_lines
 from npuenv.matrix import load_matrix
 from npuenv.render.dockerfile import (

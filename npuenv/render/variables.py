@@ -20,7 +20,7 @@ from npuenv.core import versions
 from npuenv.core.documents import folder_of
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import LANGUAGES, Message, say
-from npuenv.install.prerequisites import cann_scripts, compiler_scripts
+from npuenv.install.cann import cann_scripts, compiler_scripts
 from npuenv.matrix import load_matrix
 from npuenv.render.activation_program import CSH_END, csh_quoted, fish_quoted, sh_quoted
 from npuenv.render.files import fill

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.install.prerequisites import cann_scripts, compiler_scripts
+from npuenv.install.cann import cann_scripts, compiler_scripts
 from npuenv.lock.file import Lock, LockedPackage
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.install.prerequisites import cann_scripts
+from npuenv.install.cann import cann_scripts
 from npuenv.matrix import load_matrix
 from npuenv.render.variables import render_activations, settings_of
 from tests.render.activation_cases import (

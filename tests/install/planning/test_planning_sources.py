@@ -14,9 +14,9 @@ import pytest
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import say
 from npuenv.host.local import LocalHost
+from npuenv.install.cann import cann_scripts
 from npuenv.install.components import Making, Tools, source_steps
 from npuenv.install.environments import EnvironmentPlace
-from npuenv.install.prerequisites import cann_scripts
 from npuenv.install.target import digests_of
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
