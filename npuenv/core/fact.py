@@ -24,6 +24,7 @@ class Evidence:
 
     command: str
     line: str
+    needs_level: int = 0  # of a fact that was not asked: the lowest level that asks it
 
     def __post_init__(self) -> None:
         if len(self.line) > LINE_AT_MOST:
@@ -37,11 +38,15 @@ class Fact(Generic[T]):
     state: State
     value: T | None
     evidence: tuple[Evidence, ...]
-    needs_level: int = 0  # the lowest level that reads it, where the present one left it out
 
     @property
     def is_known(self) -> bool:
         return self.state is State.KNOWN
+
+    @property
+    def needs_level(self) -> int:
+        """The lowest level that reads it, where the present one left it out; else 0."""
+        return max((item.needs_level for item in self.evidence), default=0) if self.state is State.ABSENT else 0
 
 
 def known(value: T, *evidence: Evidence) -> Fact[T]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.host import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.builtin import is_answered
 
@@ -57,7 +57,7 @@ class FactGroup:
 
 def not_asked(level: int) -> Fact[Any]:
     """A fact that this level leaves out; `level` is the first one that asks it."""
-    return Fact(State.ABSENT, None, (Evidence(NOT_ASKED, f"needs --level {level}"),), level)
+    return absent(Evidence(NOT_ASKED, f"needs --level {level}", level))
 
 
 def was_asked(fact: Fact[Any]) -> bool:
