@@ -2,7 +2,7 @@
 
 A batch is cut into mini batches of complete groups (one optimizer step each) and those into micro batches of rows (one
 forward pass each). Sums are divided by counts of the complete mini batch, so the gradient does not depend on the second
-cut.
+cut, unless a setting selects tokens of each forward pass (`entropy_share`, the losses `clip_cov` and `kl_cov`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The algorithms as pure functions on tensors; no model, no process, no file. docs/TRAINER.md has the order of a step.
+"""The algorithms, as functions on tensors (the optimizer alone has a state). docs/TRAINER.md has the order of a step.
 
 Where verl, TRL and ROLL differ, a field of `conventions.Convention` selects the variant. Masks select and never
 multiply: values outside of a mask may be NaN.

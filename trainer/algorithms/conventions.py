@@ -5,7 +5,8 @@ may go before `exp`. Each framework decided differently, and runs can be compare
 `CONVENTIONS["verl"]` and its two neighbours are these choices; `dataclasses.asdict` prints them.
 
 No behaviour here: the other modules of this package read the fields. All three frameworks divide squared deviations by
-n-1 and clip the ratio before multiplying with the weight of a correction; they agree wherever there is no field.
+n-1 and clip the ratio before multiplying with the weight of a correction; they agree wherever there is no field and no
+docstring names one of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What an optimizer step minimizes: the policy loss, the divergence from the reference, and how tokens are averaged.
+"""The terms of the loss, and how they are averaged over tokens. `Learner.loss` adds them up: the policy loss, minus the
+entropy bonus, plus the divergence from the reference.
 
 Each is one number per token, [B, T]; `aggregate` makes them one number per optimizer step. Its denominators are counted
 once, over everything that one optimizer step sees on all ranks, and passed in as `Totals`. Each micro batch returns its
-share, and the sum of the shares (and of their gradients) does not depend on how the rows were split, ordered or padded.
-A mean of means would depend on it, because rows differ in length.
+share, and the sum of the shares (and of their gradients) does not depend on how the rows were split, ordered or padded,
+unless a setting selects tokens of each forward pass (`entropy_share`, the losses `clip_cov` and `kl_cov`). A mean of
+means would depend on it, because rows differ in length.
 
 Values where the mask is off are replaced, never multiplied by 0: they may be NaN.
 """

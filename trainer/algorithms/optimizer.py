@@ -35,7 +35,8 @@ class Optimizer:
     parameters: dict[str, nn.Parameter]
     adamw: AdamW  # of this rank's rows
     add: Callable[[Tensor], Tensor] | None = None  # over the ranks that share the rows; None: nothing is sharded
-    optimizer_steps: int = 0  # steps left out for a gradient that is not finite count too
+    # Steps left out for a gradient that is not finite count too, also for the bias correction (torch: not for that).
+    optimizer_steps: int = 0
 
     @classmethod
     def start(
