@@ -60,9 +60,9 @@ def command(ui: Ui, **values: Any) -> int:
     if many["hosts"] is not None or (asked.capture is not None and asked.capture.is_dir()):
         from npuenv.cli import cluster_doctor
 
-        words = [word for name, value in many.items() if value is not None for word in (_flag(name), str(value))]
-        again = (*asked.program, *(words or ("--hosts", "FILE")))  # a folder of captures is not looked at again
-        return int(cluster_doctor.run(ui, replace(asked, program=again), many))
+        given = {**many, "hosts": many["hosts"] or "FILE"}  # a folder of captures is not looked at again
+        words = [word for name, value in given.items() if value is not None for word in (_flag(name), str(value))]
+        return int(cluster_doctor.run(ui, replace(asked, program=(*asked.program, *words)), many))
     alone = next((name for name, value in many.items() if value is not None), None)
     if alone is not None:
         args = {"option": _flag(alone)}
