@@ -10,7 +10,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.install.cann import cann_scripts, compiler_scripts
 from npuenv.render import layers
-from npuenv.render.dockerfile import Instruction, Line, Var, arg, base_image
+from npuenv.render.dockerfile import BLANK, Instruction, arg
 from npuenv.render.files import fill, one_word, plain
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
-_ARGUMENT = "NPUENV_BASE_IMAGE"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # What useradd takes on Ubuntu and on openEuler.
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -43,7 +42,7 @@ def base(recipe: ImageRecipe) -> list[Instruction]:
     a name that has both."""
     image = one_word(recipe.stack.image or "", "base image")
     comment = recipe.comment("base-pinned", image=image) if recipe.digest else recipe.comment("base")
-    return [comment, arg(_ARGUMENT, reference(recipe)), base_image(Var(_ARGUMENT)), Line()]
+    return [comment, arg("NPUENV_BASE_IMAGE", reference(recipe)), Instruction("FROM ${NPUENV_BASE_IMAGE}"), BLANK]
 
 
 def reference(recipe: ImageRecipe) -> str:

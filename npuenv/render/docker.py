@@ -16,22 +16,22 @@ from npuenv.matrix import load_matrix
 from npuenv.render import base, layers
 from npuenv.render.base import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.dockerfile import (
+    BLANK,
     DOCKER_ARCH,
-    ByArch,
-    Comment,
-    Exec,
+    Command,
     Instruction,
-    Line,
-    Run,
     Var,
-    When,
+    Word,
     arg,
+    by_arch,
+    comment,
     env,
     healthcheck,
     label,
     listed,
-    text,
-    user,
+    run,
+    sh,
+    when,
     workdir,
 )
 from npuenv.render.files import one_word
@@ -89,15 +89,15 @@ def render_docker(
         ordered, lists, indexes, lambda message: say(message, lang), base.digest(digest), base.user(user), has_doctor
     )
     name = one_word(folder_name(recipe.stack), "stack")
-    files = {"Dockerfile": f"{MARK}{name}\n{text(tree(recipe, locks, version))}"}
+    files = {"Dockerfile": "\n".join((f"{MARK}{name}", *_instructions(recipe, locks, version), ""))}
     files.update(image_files(recipe))
     for found in (found for each in lists.values() for found in each):
         files[found.file] = _list_text(recipe, found, version)
     return {f"{name}/{file}": files[file] for file in sorted(files)}
 
 
-def tree(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -> tuple[Instruction, ...]:
-    """The instructions of an image. Every ENV and ARG stands before SHELL, which hadolint forgets at a later one."""
+def _instructions(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -> tuple[Instruction, ...]:
+    """All but the first line. Every ENV and ARG stands before SHELL, which hadolint forgets at a later one."""
     return (
         *_head(recipe, locks, version),
         *base.base(recipe),
@@ -106,7 +106,7 @@ def tree(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) ->
         *_settings(recipe),
         listed("SHELL", "/bin/bash", "-o", "pipefail", "-c"),
         *_preparation(recipe),
-        *(line for step in recipe.stack.order for line in (*layers.layer(recipe, step), Line())),
+        *(line for step in recipe.stack.order for line in (*layers.layer(recipe, step), BLANK)),
         *_end(recipe),
     )
 
@@ -209,12 +209,12 @@ def _head(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -
         recipe.comment("header-cann", **about, verified=stack.verified_by),
         recipe.comment("header-build", tag=f"{stack.name.lower()}:{stack.platform.hardware}"),
         recipe.comment("header-shell"),
-        *([] if recipe.digest else [Comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, None)]),
+        *([] if recipe.digest else [comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, None)]),
         *_overrides(recipe),
-        *([Comment(""), recipe.comment("notes")] if notes else []),
-        *(Comment(f"* {recipe.say(note)}") for note in notes),
+        *([comment(""), recipe.comment("notes")] if notes else []),
+        *(comment(f"* {recipe.say(note)}") for note in notes),
         *_gaps(recipe, locks),
-        Line(),
+        BLANK,
     ]
 
 
@@ -226,10 +226,10 @@ def _overrides(recipe: layers.ImageRecipe) -> list[Instruction]:
             args = {"package": override.package, "requirement": override.requirement, "reason": override.because.says}
             said.setdefault(recipe.say(Message(f"render.override-{override.does}", args)), []).append(arch)
     lines = [
-        Comment(f"* {line}" if len(archs) == len(recipe.stacks) else f"* [{archs[0]}] {line}")
+        comment(f"* {line}" if len(archs) == len(recipe.stacks) else f"* [{archs[0]}] {line}")
         for line, archs in said.items()
     ]
-    return [Comment(""), recipe.comment("overrides"), *lines] if said else []
+    return [comment(""), recipe.comment("overrides"), *lines] if said else []
 
 
 def _unpinned(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[str]:
@@ -251,7 +251,7 @@ def _gaps(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[Instruc
             key = "unhashed" if missing.name in packages else "not-locked"
             reason = f"{missing.reason} {missing.index or ''}".strip()
             lines.append(recipe.comment(key, name=missing.name, version=missing.version, arch=arch, reason=reason))
-    return [Comment(""), recipe.comment("gaps"), *lines] if lines else []
+    return [comment(""), recipe.comment("gaps"), *lines] if lines else []
 
 
 def _arguments(recipe: layers.ImageRecipe) -> list[Instruction]:
@@ -274,7 +274,7 @@ def _arguments(recipe: layers.ImageRecipe) -> list[Instruction]:
         *(arg(name, value) for name, value in layers.build_defaults(recipe.stack).items()),
         recipe.comment("args-user"),
         arg("NPUENV_USER", recipe.user),
-        Line(),
+        BLANK,
     ]
 
 
@@ -295,20 +295,18 @@ def _labels(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str)
         "npuenv.unpinned": ",".join(_unpinned(recipe, locks)),
         **{f"npuenv.lock.{arch}": locks[arch].hash for arch in recipe.stacks},
     }
-    return [*(label(name, value) for name, value in labels.items() if value), Line()]
+    return [*(label(name, value) for name, value in labels.items() if value), BLANK]
 
 
 def _settings(recipe: layers.ImageRecipe) -> list[Instruction]:
     settings = _arch_free(recipe.stack)
     if not settings:
         return []
-    return [recipe.comment("env"), *(env(name, _joined(settings[name])) for name in sorted(settings)), Line()]
+    return [recipe.comment("env"), *(env(name, _joined(settings[name])) for name in sorted(settings)), BLANK]
 
 
-def _joined(pieces: tuple[str, ...]) -> str | tuple[str | Var, ...]:
+def _joined(pieces: tuple[str, ...]) -> Word:
     """The value again, with TARGETARCH at each cut."""
-    if len(pieces) == 1:
-        return pieces[0]
     return tuple(part for piece in pieces for part in (piece, Var("TARGETARCH")))[:-1]
 
 
@@ -321,38 +319,37 @@ def _preparation(recipe: layers.ImageRecipe) -> list[Instruction]:
     files = sorted(found.file for each in recipe.lists.values() for found in each)
     return [
         recipe.comment("first-check", python=python, archs=archs),
-        Run((ByArch(dict.fromkeys(recipe.stacks, ()), refusal), Exec(("python3", "-c", wanted)))),
+        run(by_arch(dict.fromkeys(recipe.stacks, ()), refusal), sh("python3", "-c", wanted)),
         *layers.system_layer(recipe),
         recipe.comment("files"),
         listed("COPY", *files, *IMAGE_FILES, *((DOCTOR,) if recipe.has_doctor else ()), f"{layers.HOME}/"),
-        Line(),
+        BLANK,
     ]
 
 
 def _end(recipe: layers.ImageRecipe) -> list[Instruction]:
     who = Var("NPUENV_USER")
     rc_file = "/etc/bashrc" if layers.package_tool(recipe.stack.platform.os or "") == "dnf" else "/etc/bash.bashrc"
-    group = Exec(("getent", "group", "HwHiAiUser"), is_quiet=True)
     healthy = ("python3", f"{layers.HOME}/healthcheck.py", *_healthy(recipe.stack))
     return [
         recipe.comment("verify"),
         recipe.comment("activation"),
         recipe.comment("user"),
-        Run(
-            (
-                Exec(healthy),
-                Exec(("echo", f". {layers.HOME}/activate.sh"), append_to=rc_file),
-                When(
-                    Exec(("id", "-u", who), is_quiet=True),
-                    (Exec(("useradd", "--create-home", "--shell", "/bin/bash", who)),),
-                    is_wanted=False,
-                ),
-                When(group, (Exec(("usermod", "--append", "--groups", "HwHiAiUser", who)),)),
-                Exec(("install", "--directory", "--owner", who, _WORKPLACE)),
-            )
+        run(
+            sh(*healthy),
+            Command(f"echo '. {layers.HOME}/activate.sh' >> {rc_file}"),
+            when(
+                Command('! id -u "${NPUENV_USER}" >/dev/null 2>&1'),
+                sh("useradd", "--create-home", "--shell", "/bin/bash", who),
+            ),
+            when(
+                Command("getent group HwHiAiUser >/dev/null 2>&1"),
+                sh("usermod", "--append", "--groups", "HwHiAiUser", who),
+            ),
+            sh("install", "--directory", "--owner", who, _WORKPLACE),
         ),
         workdir(_WORKPLACE),
-        user(who),
+        Instruction("USER ${NPUENV_USER}"),
         *_health(recipe, healthy),
         listed("ENTRYPOINT", "/bin/bash", f"{layers.HOME}/entrypoint.sh"),
         listed("CMD", "/bin/bash"),

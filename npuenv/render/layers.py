@@ -12,20 +12,7 @@ from npuenv.core.messages import Message
 from npuenv.install.cann import cann_scripts
 from npuenv.lock.export import requirement_lines
 from npuenv.matrix import load_matrix
-from npuenv.render.dockerfile import (
-    ByArch,
-    Command,
-    Comment,
-    Exec,
-    Export,
-    Glob,
-    Instruction,
-    Joined,
-    Run,
-    Source,
-    Var,
-    When,
-)
+from npuenv.render.dockerfile import Command, Instruction, Var, by_arch, comment, export, run, sh, when
 from npuenv.render.files import one_word
 
 if TYPE_CHECKING:
@@ -152,25 +139,25 @@ class ImageRecipe:
         """The first architecture's stack, for everything in which they are equal."""
         return next(iter(self.stacks.values()))
 
-    def comment(self, key: str, **args: object) -> Comment:
+    def comment(self, key: str, **args: object) -> Instruction:
         """A sentence of the catalogue `render` by the last part of its key, for the reader of the Dockerfile."""
-        return Comment(self.say(Message(f"render.{key}", args)))
+        return comment(self.say(Message(f"render.{key}", args)))
 
 
 def layer(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
     """The comment and the RUN of one step; only a comment where nothing is left to do."""
-    comment = recipe.comment("step", id=step.id, why=step.why)
+    head = recipe.comment("step", id=step.id, why=step.why)
     if step.does == "git":
-        return [comment, *_sources(recipe, step)]
+        return [head, *_sources(recipe, step)]
     if step.does == "uninstall":
-        return [comment, Run((Exec((*_PIP, "uninstall", "-y", *(one_word(name, step.id) for name in step.what))),))]
+        return [head, run(sh(*_PIP, "uninstall", "-y", *(one_word(name, step.id) for name in step.what)))]
     commands = {
         arch: tuple(_install(recipe, found) for found in recipe.lists[arch] if found.step == step.id)
         for arch in recipe.stacks
     }
     if not any(commands.values()):
-        return [comment, recipe.comment("step-empty")]
-    return [comment, Run((ByArch(commands),), may_log_in=True)]
+        return [head, recipe.comment("step-empty")]
+    return [head, run(by_arch(commands), may_log_in=True)]
 
 
 def system_layer(recipe: ImageRecipe) -> list[Instruction]:
@@ -178,26 +165,26 @@ def system_layer(recipe: ImageRecipe) -> list[Instruction]:
     if not recipe.stack.system_packages:
         return []
     rows = load_matrix().packages_among(recipe.stack.system_packages)
-    reasons = [Comment(f"* {recipe.say(Message(row.why))}") for row in rows if row.why]
-    return [recipe.comment("system-packages"), *reasons, Run(_system_packages(recipe))]
+    reasons = [comment(f"* {recipe.say(Message(row.why))}") for row in rows if row.why]
+    return [recipe.comment("system-packages"), *reasons, run(*_system_packages(recipe))]
 
 
 def _system_packages(recipe: ImageRecipe) -> tuple[Command, ...]:
     packages = tuple(one_word(name, "system package") for name in recipe.stack.system_packages)
     if package_tool(recipe.stack.platform.os or "") == "dnf":
         options = ("install", "-y", "--setopt=install_weak_deps=False")
-        install = (Exec(("dnf", *options, *load_matrix().dnf_names(packages))), Exec(("dnf", "clean", "all")))
+        install = (sh("dnf", *options, *load_matrix().dnf_names(packages)), sh("dnf", "clean", "all"))
         return _with_mirror("/etc/yum.repos.d", "repo", install)
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     return _with_mirror(
         "/etc/apt",
         "list|sources",
         (
-            Exec(("apt-get", "update")),
-            Exec(("apt-get", "install", "-y", "--no-install-recommends", *packages), env=quiet),
-            Exec(("rm", "-rf", Glob("/var/lib/apt/lists"))),
+            sh("apt-get", "update"),
+            sh("apt-get", "install", "-y", "--no-install-recommends", *packages, env=quiet),
+            Command("rm -rf /var/lib/apt/lists/*"),
             *(
-                Exec(("update-alternatives", "--install", f"/usr/bin/{name}", name, f"/usr/bin/{program}", "20"))
+                sh("update-alternatives", "--install", f"/usr/bin/{name}", name, f"/usr/bin/{program}", "20")
                 for row in load_matrix().packages_among(packages)
                 for name, program in row.alternatives.items()
             ),
@@ -211,14 +198,14 @@ def _with_mirror(folder: str, kinds: str, install: tuple[Command, ...]) -> tuple
     The lists are put back in the same layer. Lists of mirrors (`metalink`) would lead past the one given: they go out.
     """
     kept = f"{folder}.npuenv"
-    is_given = Exec(("test", "-n", Var(OS_MIRROR)))
-    mirror = Joined(("s|https?://[^/ ]+|", Var(OS_MIRROR), "|g"))
+    is_given = sh("test", "-n", Var(OS_MIRROR))
+    mirror = ("s|https?://[^/ ]+|", Var(OS_MIRROR), "|g")
     files = (folder, "-regextype", "posix-extended", "-type", "f", "-regex", f".*[.]({kinds})")
     edit = ("sed", "-i", "-E", "-e", "/^(metalink|mirrorlist) *=/d", "-e", mirror)
     return (
-        When(is_given, (Exec(("cp", "-a", folder, kept)), Exec(("find", *files, "-exec", *edit, "{}", "+")))),
+        when(is_given, sh("cp", "-a", folder, kept), sh("find", *files, "-exec", *edit, "{}", "+")),
         *install,
-        When(is_given, (Exec(("rm", "-rf", folder)), Exec(("mv", kept, folder)))),
+        when(is_given, sh("rm", "-rf", folder), sh("mv", kept, folder)),
     )
 
 
@@ -259,15 +246,15 @@ def build_defaults(stack: Stack) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def _install(recipe: ImageRecipe, found: PackageList) -> Exec:
+def _install(recipe: ImageRecipe, found: PackageList) -> Command:
     """pip on one list. A named index is the only one: pip's configuration and further indexes are out for that call."""
     hashed = ("--require-hashes",) if found.is_hashed else ()
     where = ("--requirement", f"{HOME}/{found.file}")
     if found.index is None:
-        return Exec((*_INSTALL, *hashed, *where))
+        return sh(*_INSTALL, *hashed, *where)
     alone = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
     index = ("--index-url", Var(recipe.indexes[found.index].argument))
-    return Exec((*_INSTALL, *hashed, *index, *where), env=alone)
+    return sh(*_INSTALL, *hashed, *index, *where, env=alone)
 
 
 def _sources(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
@@ -283,7 +270,7 @@ def _sources(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
         if _is_tag(source):
             key = "tag-commit" if source.commit else "tag"
             found.append(recipe.comment(key, name=source.name, ref=source.ref, commit=source.commit))
-        found.append(Run((*_fetch(source), *_build(recipe, source)), may_log_in=True))
+        found.append(run(*_fetch(source), *_build(recipe, source), may_log_in=True))
     return found
 
 
@@ -300,13 +287,13 @@ def _fetch(source: GitSource) -> tuple[Command, ...]:
     is_tag = _is_tag(source)
     known = f"{one_word(source.commit, source.name)}^{{commit}}" if is_tag and source.commit else ""
     return (
-        Exec(("git", "init", "--quiet", folder)),
-        Exec((*git, "remote", "add", "origin", Var(git_argument(source)))),
-        Exec((*git, "fetch", *depth)),
-        *((Exec((*git, "rev-parse", "--verify", known)),) if known else ()),
-        Exec((*git, "checkout", "--quiet", ref if _is_short(ref) else "FETCH_HEAD")),
-        *((Exec((*git, "tag", "--force", ref)),) if is_tag else ()),
-        Exec((*git, "submodule", "update", "--init", "--recursive")),
+        sh("git", "init", "--quiet", folder),
+        sh(*git, "remote", "add", "origin", Var(git_argument(source))),
+        sh(*git, "fetch", *depth),
+        *((sh(*git, "rev-parse", "--verify", known),) if known else ()),
+        sh(*git, "checkout", "--quiet", ref if _is_short(ref) else "FETCH_HEAD"),
+        *((sh(*git, "tag", "--force", ref),) if is_tag else ()),
+        sh(*git, "submodule", "update", "--init", "--recursive"),
     )
 
 
@@ -319,17 +306,17 @@ def _build(recipe: ImageRecipe, source: GitSource) -> tuple[Command, ...]:
     scripts = cann_scripts(recipe.stack)
     return (
         # Without a driver in the build, importing torch must not load torch_npu; NNAL's script imports torch too.
-        Export(_AUTOLOAD, "0"),
-        *(Source(script) for script in scripts),
-        ByArch({arch: (_stub_libraries(recipe.stack, arch),) for arch in recipe.stacks}),
-        Exec((*_INSTALL, "--no-build-isolation", *where), env=own),
+        export(_AUTOLOAD, "0"),
+        *(sh(".", script) for script in scripts),  # dash has no `source`
+        by_arch({arch: (_stub_libraries(recipe.stack, arch),) for arch in recipe.stacks}),
+        sh(*_INSTALL, "--no-build-isolation", *where, env=own),
     )
 
 
-def _stub_libraries(stack: Stack, arch: str) -> Export:
+def _stub_libraries(stack: Stack, arch: str) -> Command:
     """Stand-ins for the driver's libraries, which an image does not hold, behind everything else on the search path."""
     path = f"{stack.cann_root}/{arch}-linux/devlib"
-    return Export("LD_LIBRARY_PATH", Joined((Var("LD_LIBRARY_PATH"), f":{path}")))
+    return export("LD_LIBRARY_PATH", (Var("LD_LIBRARY_PATH"), f":{path}"))
 
 
 def _is_tag(source: GitSource) -> bool:

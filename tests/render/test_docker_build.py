@@ -20,7 +20,6 @@ import pytest
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.render.docker import render_docker
-from npuenv.render.dockerfile import Run, script
 from npuenv.render.layers import ImageRecipe, layer
 from npuenv.resolve import resolve
 from npuenv.resolve.types import BuildStep, GitSource, Platform, Request, Stack
@@ -319,8 +318,8 @@ def fetched(sample: SimpleNamespace, source: GitSource, root: Path) -> subproces
     step = BuildStep("vllm", "git", ("vllm",), Message("cli.yes"))
     stack = sample.stack(git_sources=(source,), order=(step, BuildStep("rest", "rest", (), Message("cli.yes"))))
     recipe = ImageRecipe({"aarch64": stack}, {"aarch64": ()}, {}, lambda message: message.key)
-    run = next(line for line in layer(recipe, step) if isinstance(line, Run))
-    shell = script(run).removeprefix(SECRET).replace("/opt/src", f"{root}/src")
+    ((_, script),) = instructions("\n".join(layer(recipe, step)))
+    shell = script.replace("/opt/src", f"{root}/src")
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(root), "NPUENV_GIT_VLLM": source.repo}
     return subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=False)
 

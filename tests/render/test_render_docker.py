@@ -396,6 +396,13 @@ def test_no_value_of_a_lock_breaks_out(sample: SimpleNamespace, field: str, valu
     assert caught.value.message.key == "render.unsafe-value"
 
 
+@pytest.mark.parametrize("value", ["image AS other", "--platform=other", ""])
+def test_a_base_image_is_one_word(sample: SimpleNamespace, value: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        rendered(sample, image=value)
+    assert caught.value.message.key == "render.unsafe-word"
+
+
 def test_a_ref_cannot_be_an_option_of_git(sample: SimpleNamespace) -> None:
     order = tuple(step for step in sample.stacks["x86_64"].order if step.does != "git" or step.id == "vllm")
     source = GitSource("vllm", "https://example.org/x.git", "--upload-pack=evil", False)
