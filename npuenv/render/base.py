@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
+_TAG = re.compile(r":[^/]*\Z")  # not the port of a registry
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # What useradd takes on Ubuntu and on openEuler.
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -39,20 +40,15 @@ def user(value: str) -> str:
 
 def base(recipe: ImageRecipe) -> list[Instruction]:
     """The base image as a build argument, and FROM. With a digest the tag stands in the comment alone: buildah refuses
-    a name that has both."""
-    image = one_word(recipe.stack.image or "", "base image")
-    comment = recipe.comment("base-pinned", image=image) if recipe.digest else recipe.comment("base")
-    return [comment, arg("NPUENV_BASE_IMAGE", reference(recipe)), Instruction("FROM ${NPUENV_BASE_IMAGE}"), BLANK]
-
-
-def reference(recipe: ImageRecipe) -> str:
-    """The base image as FROM takes it.
+    a name that has both.
 
     Example: quay.io/ascend/cann:9.1.0-910b -> quay.io/ascend/cann@sha256:... with a digest, itself without.
     """
     image = one_word(recipe.stack.image or "", "base image")
-    folder, slash, last = image.rpartition("/")
-    return f"{folder}{slash}{last.partition(':')[0]}@{recipe.digest}" if recipe.digest else image
+    comment, name = recipe.comment("base"), image
+    if recipe.digest:
+        comment, name = recipe.comment("base-pinned", image=image), f"{_TAG.sub('', image)}@{recipe.digest}"
+    return [comment, arg("NPUENV_BASE_IMAGE", name), Instruction("FROM ${NPUENV_BASE_IMAGE}"), BLANK]
 
 
 def unpinned(stack: Stack, digest: str | None) -> tuple[Message, ...]:

@@ -209,7 +209,7 @@ def _head(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -
         recipe.comment("header-cann", **about, verified=stack.verified_by),
         recipe.comment("header-build", tag=f"{stack.name.lower()}:{stack.platform.hardware}"),
         recipe.comment("header-shell"),
-        *([] if recipe.digest else [comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, None)]),
+        *(comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, recipe.digest)),
         *_overrides(recipe),
         *([comment(""), recipe.comment("notes")] if notes else []),
         *(comment(f"* {recipe.say(note)}") for note in notes),
