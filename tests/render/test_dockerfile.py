@@ -27,6 +27,7 @@ from npuenv.render.dockerfile import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BREAK_OUTS = ("a'b", 'a"b', "a\nRUN evil", "a\rb", "$(evil)", "${HOME}", "`evil`", "a\\", "a\x00b", "a\x1bb")
 
@@ -106,7 +107,7 @@ def test_what_a_condition_holds_back_is_indented() -> None:
 @pytest.mark.parametrize(
     "value", ["a; exit 9", "a && exit 9", "a | exit 9", "a > b", "*", "~", "a #b", "(a)", "{a,b}", "!"]
 )
-def test_the_shell_takes_a_value_with_its_signs_as_one_word(value: str) -> None:
+def test_the_shell_takes_a_value_with_its_signs_as_one_word(tmp_path: Path, value: str) -> None:
     commands = (
         by_arch({"x86_64": (sh("printf", "%s,", value),)}),
         sh("sh", "-c", "env", env={"A": value}),
@@ -117,6 +118,7 @@ def test_the_shell_takes_a_value_with_its_signs_as_one_word(value: str) -> None:
     script = run(*commands).removeprefix("RUN ")
     done = subprocess.run(
         ["bash", "-c", script],
+        cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "TARGETARCH": "amd64"},
         capture_output=True,
         text=True,
@@ -125,6 +127,7 @@ def test_the_shell_takes_a_value_with_its_signs_as_one_word(value: str) -> None:
     assert done.stdout.startswith(f"{value},") and f"A={value}\n" in done.stdout
     assert done.stdout.endswith(f"b{value},c{value},")
     assert f"{value}: No such file" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -394,6 +395,36 @@ def test_no_value_of_a_lock_breaks_out(sample: SimpleNamespace, field: str, valu
     with pytest.raises(BadInput) as caught:
         render_docker(sample.stacks, locks, indexes=sample.indexes)
     assert caught.value.message.key == "render.unsafe-value"
+
+
+def test_signs_of_the_shell_in_a_version_or_a_path_stay_in_their_word(sample: SimpleNamespace) -> None:
+    signs = ";evil&&evil|evil>evil#(evil)"
+    first = sample.stacks["x86_64"]
+    locks = {
+        arch: dataclasses.replace(
+            lock, packages=tuple(dataclasses.replace(each, version=signs) for each in lock.packages)
+        )
+        for arch, lock in sample.locks.items()
+    }
+    stacks = {
+        arch: sample.stack(
+            arch,
+            pins=tuple(dataclasses.replace(pin, version=signs) for pin in first.pins),
+            cann_root=f"/usr/{signs}",
+            system_packages=(f"gcc{signs}",),
+            git_sources=(GitSource("vllm", f"https://{signs}", f"v{signs}", False, {"A": signs}, commit=f"a{signs}"),),
+            order=(
+                *(step for step in first.order if step.does == "rest" or step.id in ("torch", "vllm")),
+                BuildStep("out", "uninstall", (f"triton{signs}",), Message("cli.yes")),
+            ),
+        )
+        for arch in ARCHS
+    }
+    text = render_docker(stacks, locks, indexes=sample.indexes)[f"{FOLDER}/Dockerfile"]
+    blocks = [block.partition("\n\n")[0].partition("\n#")[0] for block in text.split("\nRUN ")[1:]]
+    words = [word for block in blocks for word in shlex.shlex(block, posix=True, punctuation_chars=True)]
+    assert [word for word in words if "evil" in word and signs not in word] == []
+    assert sum(signs in word for word in words) >= 10
 
 
 @pytest.mark.parametrize("value", ["image AS other", "--platform=other", ""])
