@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.cluster.inventory import Inventory, Node
-    from npuenv.cluster.parallel_ssh import ProbeResult
+    from npuenv.cluster.node_programs import ProbeResult
     from npuenv.cluster.ray import Cluster, NodeState, StartedNode
     from npuenv.cluster.ray_status import RayStatus
 

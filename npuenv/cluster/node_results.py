@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from npuenv import __version__
 from npuenv.checks import exit_code
 from npuenv.cluster.inventory import Inventory, Node
-from npuenv.cluster.parallel_ssh import ANSWER_MARK, MAX_BYTES, parse_answer
-from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
+from npuenv.cluster.node_programs import parse_answer, reason_line
+from npuenv.cluster.parallel_ssh import MAX_BYTES
+from npuenv.cluster.ssh import NodeFailure, failing_hop, keeps_host_keys
 from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Status
@@ -93,9 +94,8 @@ def _capture_of(answer: NodeAnswer) -> NodeCapture:
     found = parse_answer(answer.out)
     if found is None:
         failure = answer.failure or NodeFailure.BROKEN
-        line = failure_line(answer.err, answer.out if ANSWER_MARK not in answer.out else b"", failure)
         at = failing_hop(answer.node, answer.err)
-        return NodeCapture(answer.node, answer.seconds, failure=failure, line=line, at=at)
+        return NodeCapture(answer.node, answer.seconds, failure=failure, line=reason_line(answer, failure), at=at)
     result, body = found["result"], base64.b64decode(found["body"])
     if result == "capture":
         return _read(answer, body)

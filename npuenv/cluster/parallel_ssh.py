@@ -1,13 +1,12 @@
 """Commands and Python programs on many nodes at once, over the system's ssh client.
 
 One thread serves all connections (`ask`). Every node gives exactly one answer, within its limit. `Transport` holds how
-nodes are reached; `run_program` runs a program of `npuenv.facts.target` and reads its JSON answer.
+nodes are reached.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -20,13 +19,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_line, failure_of
-from npuenv.core.documents import JsonError, parse_json
-from npuenv.facts.target import text
+from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_of
 from npuenv.host.local import end_group, undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from npuenv.cluster.inventory import Node
 
@@ -353,8 +350,6 @@ def _exit_code(pid: int) -> int | None:
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-ANSWER_MARK = b"NPUENV-ANSWER "
-_MAX_ANSWER_BYTES = 4 << 20
 Ask = Callable[..., Generator[NodeAnswer, None, None]]  # see `ask`
 PYTHON = "python3"
 # Reads the program from stdin; the rest of stdin is the program's input.
@@ -394,62 +389,3 @@ class Transport:
             keeps_stdin=True,
             **settings,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The JSON answer of one node. `answer` is None if nothing could be read; `why` says why."""
-
-    node: Node
-    answer: Mapping[str, Any] | None
-    began: float  # seconds since 1970 by the local clock, not after the program began
-    ended: float  # not before the program ended
-    why: str = ""
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """The answer; {} if there is none."""
-        return self.answer or {}
-
-
-def run_program(
-    nodes: Sequence[Node],
-    program: str,
-    request: Callable[[Node], Mapping[str, Any]],
-    *,
-    limit_s: float,
-    transport: Transport,
-    parallel: int | None = None,
-) -> Iterator[ProbeResult]:
-    """The result of each node as it comes in, every node once. `program` is one of `npuenv.facts.target`."""
-    # Computed from the end it would be too late by the time spent on other answers.
-    began: dict[str, float] = {}
-
-    def stdin(node: Node) -> bytes:
-        began[node.name] = time.time()
-        return json.dumps(request(node)).encode() + b"\n"
-
-    limits = {"limit_s": limit_s, "max_bytes": _MAX_ANSWER_BYTES}
-    for answer in transport.run_python(nodes, text(program), stdin, parallel=parallel, **limits):
-        ended = time.time()
-        found = parse_answer(answer.out)
-        at = began.get(answer.node.name, ended - answer.seconds)
-        yield ProbeResult(answer.node, found, at, ended, "" if found is not None else _why(answer))
-
-
-def parse_answer(out: bytes) -> Mapping[str, Any] | None:
-    """The last marked line, as JSON; a login shell may have printed something before it."""
-    for line in reversed(out.splitlines()):
-        if line.startswith(ANSWER_MARK):
-            try:
-                found = parse_json(line[len(ANSWER_MARK) :])
-            except JsonError:
-                return None
-            return found if isinstance(found, dict) else None
-    return None
-
-
-def _why(answer: NodeAnswer) -> str:
-    out = answer.out if ANSWER_MARK not in answer.out else b""
-    line = failure_line(answer.err, out, answer.failure)
-    return line or (answer.failure.value if answer.failure else f"exit {answer.code}")

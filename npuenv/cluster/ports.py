@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.cluster.consistency.findings import finding, join, message, too_few_nodes, with_unknown
 from npuenv.cluster.inventory import fold, fold_numbers, grouped
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
-from npuenv.cluster.parallel_ssh import run_program
+from npuenv.cluster.node_programs import run_program
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
 from npuenv.facts.network import interfaces as hccl_ports

@@ -21,7 +21,8 @@ from npuenv.cluster.consistency.findings import (
     with_unknown,
 )
 from npuenv.cluster.inventory import Node, fold
-from npuenv.cluster.parallel_ssh import ProbeResult, Transport, run_program
+from npuenv.cluster.node_programs import ProbeResult, run_program
+from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ports import probe_ports
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.inventory import NO_JUMP, Node, grouped
 from npuenv.cluster.inventory import read as read_inventory
-from npuenv.cluster.parallel_ssh import ProbeResult, run_program
+from npuenv.cluster.node_programs import ProbeResult, run_program
 from npuenv.core.documents import load_json
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message

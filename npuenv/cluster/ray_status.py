@@ -21,7 +21,7 @@ from npuenv.host import Ran
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from npuenv.cluster.parallel_ssh import ProbeResult
+    from npuenv.cluster.node_programs import ProbeResult
     from npuenv.cluster.ray import Cluster, StartedNode
     from npuenv.facts.ray import Demand
 

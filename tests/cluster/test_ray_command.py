@@ -21,7 +21,7 @@ import pytest
 from npuenv.cli import main
 from npuenv.cluster import ray
 from npuenv.cluster.inventory import Node, parse
-from npuenv.cluster.parallel_ssh import ProbeResult, Transport
+from npuenv.cluster.node_programs import ProbeResult
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.facts.target import text
@@ -31,6 +31,8 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from npuenv.cluster.parallel_ssh import Transport
 
 HERE = ray.NodeState(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
 

@@ -10,7 +10,7 @@ import pytest
 
 from npuenv.cluster import ray_status
 from npuenv.cluster.inventory import Node
-from npuenv.cluster.parallel_ssh import ProbeResult
+from npuenv.cluster.node_programs import ProbeResult
 from npuenv.cluster.ray import Cluster, StartedNode
 from npuenv.core.messages import say
 from tests.support.sentences import sentence
