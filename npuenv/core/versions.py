@@ -187,6 +187,24 @@ def plain_bounds(requirement: str) -> tuple[tuple[str, str], ...] | None:
     return bounds if len(bounds) == len(found) else None
 
 
+@functools.lru_cache(maxsize=4096)
+def overlap(one: str, other: str) -> bool:
+    """Whether some version meets both specifiers, pre-releases included. `===` may meet any: it names a text.
+
+    Example: ">=4.13.0", "<=4.11.0.86" -> False. Raises: BadInput.
+    """
+    # Bounds decide nearly always, without packaging's specifiers (see `_accepts_plainly`).
+    bounds = [bound for each in (one, other) for bound in plain_bounds(each) or () if bound[1][-1] != "*"]
+    if any(accepts(one, each) and accepts(other, each) for each in ("0", *(text for _, text in bounds))):
+        return True
+    lows = [python_version(text) for sign, text in bounds if sign in (">=", ">", "==")]
+    highs = [python_version(text) for sign, text in bounds if sign in ("<=", "<", "==")]
+    if lows and highs and max(lows) > min(highs):
+        return False
+    sets = (specifier(one), specifier(other))
+    return "===" in one + other or not sets[0].is_disjoint(sets[1])
+
+
 def _meets(has: PythonVersion, sign: str, text: str) -> bool:
     """Whether a version meets one plain bound."""
     if not text.endswith(".*"):

@@ -17,7 +17,6 @@ from packaging.requirements import Requirement
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.core.shellwords import ARCHES
-from npuenv.matrix.ranges import common_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,7 +179,7 @@ def _partner(row: VllmAscend, matrix: Matrix) -> Iterator[RowConflict]:
     for python in dict.fromkeys(image.python for image in row.image):
         mine, theirs = _asked_for(own, python), _asked_for(vllm, python)
         for name in sorted(mine.keys() & theirs.keys()):
-            if common_version(mine[name], theirs[name]) is None:
+            if not versions.overlap(mine[name], theirs[name]):
                 args = {"package": name, "own": mine[name], "vllm": row.vllm, "theirs": theirs[name], "python": python}
                 yield _difference("vllm-against-vllm-ascend", (row.id,), (name,), **args)
 

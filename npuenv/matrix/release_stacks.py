@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix import rows
-from npuenv.matrix.ranges import overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,11 +256,12 @@ def partner_overrides(recipe: rows.Recipe, matrix: Matrix) -> tuple[rows.RecipeO
 def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[rows.RecipeOverride, ...]:
     own, partner = matrix.built_row("vllm-ascend", vllm_ascend), matrix.built_row("vllm", vllm)
     wanted = {versions.requirement_name(text): text for text in (own.requires if own else ())}
+    range_of = versions.requirement_spec
     source = f"vllm-ascend {vllm_ascend} metadata; vllm {vllm} metadata"
     found = []
     for text in partner.requires if partner else ():
         name = versions.requirement_name(text)
-        if name in wanted and not overlap(versions.requirement_spec(text), versions.requirement_spec(wanted[name])):
+        if name in wanted and not versions.overlap(range_of(text), range_of(wanted[name])):
             if name in _VLLM_CHOOSES:
                 found.append(
                     rows.RecipeOverride("vllm-ascend", "replace", text, "resolve.derived-vllm-chooses", source)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from npuenv.core import versions
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import STATUS_OF, Finding
 from npuenv.core.messages import Message
 from npuenv.matrix.load import Row
-from npuenv.matrix.ranges import common_version, samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -191,16 +191,12 @@ _HIGHEST = "99999"
 
 def disjoint(one: SpecifierSet, other: SpecifierSet) -> bool:
     """Whether no version satisfies both."""
-    return common_version(str(one), str(other)) is None
+    return not versions.overlap(str(one), str(other))
 
 
 def within(inner: SpecifierSet, outer: SpecifierSet) -> bool:
     """Whether every version that `inner` takes is taken by `outer` (an unbounded `inner` is within nothing bounded)."""
-    return all(
-        outer.contains(each, prereleases=True)
-        for each in samples(str(inner), str(outer))
-        if inner.contains(each, prereleases=True)
-    )
+    return "===" not in f"{inner}{outer}" and inner.is_subset(outer)
 
 
 def takes_newest(spec: SpecifierSet) -> bool:

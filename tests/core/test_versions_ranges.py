@@ -10,7 +10,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from npuenv.core import versions
-from npuenv.matrix.ranges import common_version, overlap
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")
 st = hypothesis.strategies
@@ -35,28 +34,10 @@ def specifiers() -> Any:
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(specifiers(), specifiers())
-def test_a_version_of_the_pool_that_both_take_is_never_overlooked(one: str, other: str) -> None:
-    overlooks_no_version(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@hypothesis.settings(max_examples=400, deadline=None)
-@hypothesis.given(specifiers(), specifiers())
-def test_a_version_of_the_pool_that_both_take_is_never_overlooked_in_many_examples(one: str, other: str) -> None:
-    overlooks_no_version(one, other)
-
-
-def overlooks_no_version(one: str, other: str) -> None:
-    """Whether there is a common version, whichever comes first, and that it is one: against the whole pool."""
-    found = common_version(one, other)
-    assert overlap(one, other) is (found is not None)
-    assert (common_version(other, one) is None) is (found is None)
-    if found is None:
-        assert [each for each in POOL if versions.accepts(one, each) and versions.accepts(other, each)] == []
-    else:
-        assert versions.accepts(one, found)
-        assert versions.accepts(other, found)
+def test_ranges_that_do_not_meet_share_no_version_of_the_pool(one: str, other: str) -> None:
+    meet = versions.overlap(one, other)
+    assert versions.overlap(other, one) is meet
+    assert meet or [each for each in POOL if versions.accepts(one, each) and versions.accepts(other, each)] == []
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -81,7 +62,7 @@ def test_a_plain_bound_takes_what_packaging_takes(spec: str, version: str) -> No
     ],
 )
 def test_ranges_that_never_meet(one: str, other: str) -> None:
-    assert common_version(one, other) is None
+    assert not versions.overlap(one, other)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +82,11 @@ def test_ranges_that_never_meet(one: str, other: str) -> None:
         (">=2", "!=2.*,!=3.*"),
     ],
 )
-def test_ranges_that_meet_give_a_version_that_both_take(one: str, other: str) -> None:
-    found = common_version(one, other)
-    assert found is not None
-    assert versions.accepts(one, found)
-    assert versions.accepts(other, found)
+def test_ranges_that_meet(one: str, other: str) -> None:
+    assert versions.overlap(one, other)
 
 
 def test_known_pairs_of_single_versions_meet_only_where_they_are_equal() -> None:
     for one, other in itertools.product(RELEASES, repeat=2):
         is_equal = versions.python_version(one) == versions.python_version(other)
-        assert (common_version(f"=={one}", f"=={other}") is not None) is is_equal
+        assert versions.overlap(f"=={one}", f"=={other}") is is_equal
