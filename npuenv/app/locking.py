@@ -12,7 +12,7 @@ from npuenv.app.progress import LocksProgress
 from npuenv.app.resolution import LockOptions, this_resolver
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message
-from npuenv.lock import make, store
+from npuenv.lock import store
 from npuenv.lock.checking import find_inconsistencies, verify_lock
 from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
 from npuenv.lock.file import PARTIAL, write_lock
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from npuenv.lock.store import LockedRequest
     from npuenv.lock.uv import Resolver
     from npuenv.report.shelf import Checked, ShelfRow
-
-
-_MOST_WAYS_OUT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,6 @@ def _packages_below(folder: Path) -> Path:
     if not folder.is_dir():
         raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
     return min(folder.glob("lib/python3.*/site-packages"), default=folder)
-
-
-def ways_out(found: LockedRequest) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Requirements that each alone make an impossible set resolve, with the sources of those that they override."""
-    return make.ways_out(found.stack, found.lock, found.resolver)[:_MOST_WAYS_OUT]
 
 
 def lock_text(found: LockedRequest, form: str, folder: Path | None, out: Path | None = None) -> tuple[str, str]:

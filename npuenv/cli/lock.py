@@ -84,8 +84,6 @@ def command(
     if installed is not None and form != "cyclonedx":
         return _report_installed(ui, app.locking.compare_installed(installed, found.stack, found.lock), found.lock)
     _give(ui, found, form, bundle or installed, options.out)
-    if found.lock.proof and not ui.is_json:
-        _show_ways_out(ui, found)
     return int(found.exit_code)
 
 
@@ -114,12 +112,6 @@ def _report_installed(ui: Ui, compared: InstalledComparison, lock: Lock) -> int:
     args = {"count": len(found), "unexplained": compared.num_unexplained, "packages": len(lock.packages)}
     ui.say(Message("consistent.summary", args))
     return int(code)
-
-
-def _show_ways_out(ui: Ui, found: LockedRequest) -> None:
-    for requirement, overruled in app.locking.ways_out(found):
-        args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
-        ui.say(Message("locking.way-out", args), err=True)
 
 
 def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Path | None) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from npuenv.core.shellwords import ARCHES
@@ -65,7 +64,6 @@ def pulled_in_by(bad: Sequence[LockedPackage], packages: Sequence[LockedPackage]
 
 _MAX_RUNS = 80
 _MAX_SECONDS = 120.0
-_MAX_OVERRIDES = 8  # overrides that are tried; each costs a resolution of the complete set
 _ANY_GLIBC = "2.40"
 _PYTHONS = ("3.14", "3.13", "3.12", "3.11", "3.10", "3.9")
 
@@ -86,28 +84,6 @@ def prove(inputs: Inputs, supply: Supply, resolver: Resolver, complaint: str) ->
         return (*members, *_clashing_platform(clash, runs))
     except _Spent:
         return ()
-
-
-def single_overrides(
-    inputs: Inputs, supply: Supply, resolver: Resolver, proof: Sequence[Proof]
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Overrides that each alone make the complete set resolve: (requirement, sources of the requirements it overrides).
-
-    Each was resolved before it is returned. numpy is never overridden: it is bounded only.
-    """
-    runs = _UvRuns(supply, resolver)
-    clash = replace(inputs, lines=tuple(line for line in inputs.lines if line.proof in proof or line.kind == REPLACE))
-    found = []
-    try:
-        for text in list(_candidate_overrides(clash, runs.complaint(clash) or ""))[:_MAX_OVERRIDES]:
-            changed = replace(inputs, lines=(*inputs.lines, InputLine(REPLACE, text, "")))
-            if runs.complaint(changed) is None:
-                name = canonicalize_name(Requirement(text).name)
-                over = tuple(line.source for line in clash.lines if line.name == name and line.text != text)
-                found.append((text, over))
-    except _Spent:
-        pass  # overrides found so far were tested and are valid
-    return tuple(found)
 
 
 class _Spent(Exception):
@@ -215,19 +191,3 @@ def _clashing_platform(clash: Inputs, runs: _UvRuns) -> Iterator[Proof]:
 
 def _resolves_on(platform: Platform, clash: Inputs, runs: _UvRuns) -> bool:
     return platform != clash.platform and runs.complaint(replace(clash, platform=platform)) is None
-
-
-def _candidate_overrides(clash: Inputs, error: str) -> Iterator[str]:
-    """Candidate overrides: the clashing lines themselves, then requirements of dependencies, then any version of a
-    package whose bound clashes.
-    """
-    texts = [line.text for line in clash.lines if line.kind in (REQUIRE, CONSTRAIN)]
-    texts += re.findall(r"depends? on ([A-Za-z0-9][A-Za-z0-9._-]*[<>=!~][^\s]*)", error)
-    bounded = [line.name for line in clash.lines if line.kind == REQUIRE and Requirement(line.text).specifier]
-    for text in dict.fromkeys(each.rstrip(",.") for each in (*texts, *bounded)):
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue  # a part of uv's sentence that only looks like a requirement
-        if (requirement.specifier or text in bounded) and canonicalize_name(requirement.name) != "numpy":
-            yield text

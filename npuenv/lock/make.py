@@ -24,7 +24,7 @@ import npuenv
 from npuenv.core.documents import load_toml
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import Message, say
-from npuenv.lock.conflict import prove, pulled_in_by, single_overrides, unwanted
+from npuenv.lock.conflict import prove, pulled_in_by, unwanted
 from npuenv.lock.file import DOES_NOT_RESOLVE, STACK, Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import NEWEST, Inputs, ignored_requirements, inputs_of, stand_in_requires
 from npuenv.lock.uv import (
@@ -90,16 +90,6 @@ def solve(stack: Stack, inputs: Inputs, resolver: Resolver, known: Known) -> Sol
         return Solved((), (missing, *supply.missing), pulled_in_by(bad, packages, inputs))
     attested = {package.name for package in packages if package.witnesses}
     return Solved(packages, tuple(each for each in supply.missing if each.name not in attested))
-
-
-def ways_out(stack: Stack, lock: Lock, resolver: Resolver) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Requirements that each alone make an impossible set resolve, and the sources of the requirements they override.
-
-    Each was resolved before it is returned; empty for a lock without a proof.
-    """
-    if not lock.proof:
-        return ()
-    return single_overrides(inputs_of(stack), _supply(stack, resolver, {}), resolver, lock.proof)
 
 
 def as_lock(stack: Stack, inputs: Inputs, solved: Solved, tools: str) -> Lock:

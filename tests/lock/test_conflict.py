@@ -10,10 +10,10 @@ import pytest
 
 from npuenv.core.documents import load_toml
 from npuenv.core.messages import Message
-from npuenv.lock.conflict import prove, single_overrides, smallest
+from npuenv.lock.conflict import prove, smallest
 from npuenv.lock.file import Lock, parse_lock, write_lock
-from npuenv.lock.inputs import REPLACE, REQUIRE, InputLine, Inputs, inputs_of
-from npuenv.lock.make import make_lock, ways_out
+from npuenv.lock.inputs import REQUIRE, InputLine, Inputs, inputs_of
+from npuenv.lock.make import make_lock
 from npuenv.lock.uv import Supply, pip_compile
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
@@ -135,54 +135,6 @@ def test_a_set_of_a_hundred_lines_takes_few_runs(market: Any) -> None:
     assert len(runs) <= 7
 
 
-OPENCV = {
-    "wheels": ["numpy 1.26", "numpy 2.1", "opencv 4.11 <- numpy<2", "opencv 4.13 <- numpy>=2", "more 1"],
-    "built": {"vllm": ["opencv>=4.13"], "vllm-ascend": ["opencv<=4.11"]},
-    "requirements": ["more"],
-    "constrain": ["numpy<2"],
-}
-
-
-def test_the_one_override_that_helps_is_named_with_whom_it_overrules(market: Any) -> None:
-    fill(market, OPENCV)
-    stack = stack_of(OPENCV)
-    lock = make_lock(stack, market.resolver())
-    assert {proof.requirement for proof in lock.proof} == {"opencv>=4.13", "opencv<=4.11"}
-    ways = single_overrides(inputs_of(stack), Supply(), market.resolver(), lock.proof)
-    # The other one, opencv>=4.13, was tried too: it needs numpy 2, which the constraint forbids.
-    both = ("vllm 1.0 (Requires-Dist)", "vllm-ascend 1.0 (Requires-Dist)")
-    assert ways == (("opencv<=4.11", both[:1]), ("opencv", both))
-
-
-def test_a_bound_that_a_limit_forbids_is_offered_to_be_lifted(market: Any) -> None:
-    """What vllm's opencv line is beside numpy<2: any opencv does, and uv finds the one for numpy 1."""
-    case = {**OPENCV, "built": {"vllm": ["opencv>=4.13"]}}
-    fill(market, case)
-    stack = stack_of(case)
-    lock = make_lock(stack, market.resolver())
-    assert {proof.requirement for proof in lock.proof} == {"opencv>=4.13", "numpy<2"}
-    ways = ways_out(stack, lock, market.resolver())
-    assert ways == (("opencv", ("vllm 1.0 (Requires-Dist)",)),)
-
-
-def test_numpy_is_never_offered_as_an_override(market: Any) -> None:
-    case = {"wheels": ["numpy 1.26", "numpy 2.1"], "built": {"one": ["numpy>=2"]}, "constrain": ["numpy<2"]}
-    fill(market, case)
-    stack = stack_of(case)
-    lock = make_lock(stack, market.resolver())
-    assert {proof.requirement for proof in lock.proof} == {"numpy>=2", "numpy<2"}
-    assert single_overrides(inputs_of(stack), Supply(), market.resolver(), lock.proof) == ()
-
-
-def test_what_a_dependency_asks_can_be_overruled_too(market: Any) -> None:
-    case = {"wheels": ["c 1", "c 2", "a 1 <- c<2", "b 1 <- c>=2"], "requirements": ["a", "b"]}
-    fill(market, case)
-    stack = stack_of(case)
-    lock = make_lock(stack, market.resolver())
-    ways = single_overrides(inputs_of(stack), Supply(), market.resolver(), lock.proof)
-    assert {text for text, _ in ways} == {"c<2", "c>=2"}
-
-
 def test_an_index_that_falls_silent_during_the_search_proves_nothing(
     market: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,14 +162,3 @@ def test_one_of_two_independent_clashes_is_given_whole() -> None:
         return "a b" if {"a", "b"} <= names else "c d" if {"c", "d"} <= names else None
 
     assert [line.text for line in smallest(complain, lines(*"acbd"), "a b")] == ["a", "b"]
-
-
-def test_words_that_only_look_like_a_requirement_are_no_way_out(monkeypatch: pytest.MonkeyPatch, market: Any) -> None:
-    said = "Because one depends on two==1.*.x and three depends on four<2, no solution"
-
-    def complaint(_: object, inputs: Inputs) -> str | None:
-        return None if any(line.kind == REPLACE for line in inputs.lines) else said
-
-    monkeypatch.setattr("npuenv.lock.conflict._UvRuns.complaint", complaint)
-    inputs = Inputs((), Platform(arch="x86_64", python="3.11"))
-    assert single_overrides(inputs, Supply(), market.resolver(), ()) == (("four<2", ()),)
