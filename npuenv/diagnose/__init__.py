@@ -60,8 +60,6 @@ def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatt
     signs = {**version_signs(facts, matrix, patterns), **machine_signs(facts, text, matrix)}
     signs.update(model_signs(facts, text, matrix, patterns))
     signs.update(outcome_signs(text, patterns.roles))
-    if facts.arch:
-        signs[f"arch-{facts.arch.value}"] = facts.arch.line
     if facts.cann:
         signs["cann-seen"] = facts.cann.line
     if facts.gcc and int(facts.gcc.value.split(".")[0]) < 10:
@@ -81,7 +79,7 @@ _DISAGREE = (
 
 def _all_agrees(signs: Mapping[str, PasteLine]) -> bool:
     known = "torch-pair-agrees" in signs and ("cann-agrees" in signs or "vllm-pair-agrees" in signs)
-    return known and not any(name.endswith(_DISAGREE) for name in signs if name != "torchaudio-differs")
+    return known and not any(name.endswith(_DISAGREE) for name in signs)
 
 
 def _missing(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     _Judge = Callable[[ReportFacts, Matrix], Iterator[Sign]]
 
 _LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
-_COMPANIONS = ("torchvision", "torchaudio")
 
 
 def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -> dict[str, PasteLine]:
@@ -83,13 +82,12 @@ def _torch(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
             yield "torch-changed", facts.changed[name].line
 
 
-def _companions(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
-    torch = facts.packages.get("torch")
+def _torchvision(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    torch, vision = facts.packages.get("torch"), facts.packages.get("torchvision")
     row = matrix.companion_row(torch.value) if torch else None
-    for name in _COMPANIONS if row else ():
-        have, wanted = _version(facts.packages.get(name)), _version_text(getattr(row, name))
-        if have and wanted and _release(have) != _release(wanted):
-            yield f"{name}-differs", facts.packages[name].line
+    have, wanted = _version(vision), _version_text(row.torchvision) if row else None
+    if vision and have and wanted and _release(have) != _release(wanted):
+        yield "torchvision-differs", vision.line
 
 
 def _version_text(text: str) -> Version | None:
@@ -116,10 +114,9 @@ def _plugin_row(facts: ReportFacts, matrix: Matrix) -> VllmAscend | None:
 def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     seen, plugin = facts.packages.get("vllm"), facts.packages.get("vllm-ascend")
     have, mine = _version(seen), _version(plugin)
-    override = facts.environ.get("VLLM_VERSION")
-    named = _version(override)
-    if override and have and named and named.release != have.release:
-        yield "vllm-version-override-differs", override.line
+    named = _version(facts.vllm_version)
+    if facts.vllm_version and have and named and named.release != have.release:
+        yield "vllm-version-override-differs", facts.vllm_version.line
     if seen and (have is None or have.release[:2] == (0, 1) or "unknown" in seen.value):
         yield "vllm-dev-version", seen.line
         return
@@ -143,7 +140,6 @@ def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
 def _plugin(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     """What the installed vllm-ascend asks of torch_npu, Python and CANN."""
     row, npu = _plugin_row(facts, matrix), _version(facts.packages.get("torch-npu"))
-    yield from _release_for_chip(facts, matrix)
     if row is None:
         return
     if npu is not None:
@@ -155,19 +151,6 @@ def _plugin(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
             yield sign, facts.packages["torch-npu"].line
     if row.python and facts.python and not versions.accepts(row.python, f"{facts.python.value}.5"):
         yield "python-out-of-range", facts.python.line
-
-
-def _release_for_chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
-    """Whether the installed vllm-ascend came out before the first release that has an image for this chip."""
-    have = _version(facts.packages.get("vllm-ascend"))
-    if have is None or facts.generation is None or have.release[:2] == (0, 1) or facts.generation.value == "a2":
-        return  # every release is for A2, whether the table names its image or not
-    named = [row for row in matrix.vllm_ascend if any(facts.generation.value in image.hardware for image in row.image)]
-    first = min((version for row in named if (version := _version_text(row.version))), default=None)
-    oldest = min((version for row in matrix.vllm_ascend if (version := _version_text(row.version))), default=None)
-    # A chip of the oldest release in the table: what came before it is not known.
-    if first is not None and have < first != oldest:
-        yield "chip-not-in-release", facts.packages["vllm-ascend"].line
 
 
 def model_signs(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Iterator[Sign]:
@@ -214,7 +197,6 @@ def _cann_of_torch_npu(
 ) -> Iterator[Sign]:
     row = _torch_npu_row(facts, matrix)
     if row is None or not row.cann:
-        yield from _cann_of_series(facts, seen, matrix, have)
         return
     pair = versions.cann(row.cann)
     if any(versions.covers_cann(each, seen.value) for each in (*row.cann_compatible, row.cann)):
@@ -222,21 +204,6 @@ def _cann_of_torch_npu(
     elif have < pair:
         yield "cann-below-pair", seen.line
     elif have > pair:
-        yield "cann-above-pair", seen.line
-
-
-def _cann_of_series(facts: ReportFacts, seen: Sighting[str], matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
-    """For a torch_npu that no row knows: whether CANN is outside of all that its minor release was paired with."""
-    npu = _version(facts.packages.get("torch-npu"))
-    if npu is None:
-        return
-    rows = [row for row in matrix.torch_npu if row.cann and _release(Version(row.version)) == _release(npu)]
-    pairs = [versions.cann(row.cann) for row in rows]
-    if not pairs or any(versions.covers_cann(each, seen.value) for row in rows for each in row.cann_compatible):
-        return
-    if have < min(pairs):
-        yield "cann-below-pair", seen.line
-    elif have.series > max(pairs).series:
         yield "cann-above-pair", seen.line
 
 
@@ -257,17 +224,9 @@ def _numpy(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
 
 
 def _triton(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
-    plain, ours = facts.packages.get("triton"), facts.packages.get("triton-ascend")
-    if plain is None:
-        return
-    if ours is None:
-        if "torch-npu" in facts.packages:
-            yield "triton-plain-only", plain.line
-        return
-    yield "triton-both", plain.line
-    version = _version(ours)
+    plain, ours = facts.packages.get("triton"), _version(facts.packages.get("triton-ascend"))
     # From 3.2.1 on triton-ascend depends on triton and is installed over it.
-    if version is not None and version < Version("3.2.1"):
+    if plain is not None and ours is not None and ours < Version("3.2.1"):
         yield "triton-twice", plain.line
 
 
@@ -302,17 +261,8 @@ def _driver_named(facts: ReportFacts, matrix: Matrix) -> versions.Version | None
     return min(map(versions.driver, best.driver_named)) if best else None
 
 
-def _python(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
-    row = _torch_npu_row(facts, matrix)
-    if facts.python is None or row is None:
-        return
-    known = {*row.python_aarch64, *row.python_x86_64}
-    if known and facts.python.value not in known:
-        yield "python-without-wheel", facts.python.line
-
-
 _JUDGES: tuple[_Judge, ...] = (
-    _torch, _companions, _vllm, _plugin, _cann, _numpy, _triton, _driver, _python,
+    _torch, _torchvision, _vllm, _plugin, _cann, _numpy, _triton, _driver,
 )  # fmt: skip
 
 
@@ -345,7 +295,7 @@ def fix_commands(cause: str, facts: ReportFacts, matrix: Matrix) -> tuple[tuple[
     if cause == "torchvision-mismatch":
         torch = facts.packages.get("torch")
         pair = matrix.companion_row(torch.value) if torch else None
-        named = (f"{name}=={getattr(pair, name)}" for name in _COMPANIONS)
+        named = (f"{name}=={getattr(pair, name)}" for name in ("torchvision", "torchaudio"))
         return ((*_PIP, "--no-deps", *named),) if pair else ()
     if cause == "pip-index":
         urls = [index.url for label in _INDEXES if (index := matrix.index_row(label)) is not None]
@@ -375,5 +325,5 @@ def _torch_npu_to_install(facts: ReportFacts, matrix: Matrix) -> TorchNpu | None
 
 def _has_wheel(row: TorchNpu, facts: ReportFacts) -> bool:
     """Whether the release has a wheel for the Python of the report; true where either is not known."""
-    known = row.python_x86_64 if facts.arch and facts.arch.value == "x86_64" else row.python_aarch64
+    known = {*row.python_aarch64} & {*row.python_x86_64}  # for the machine of the report, whichever it is
     return facts.python is None or not known or facts.python.value in known

@@ -64,7 +64,6 @@ _REQUEST = re.compile(
     r"|incompatible|No matching|Could not find|satisfies|conflict|Attempting uninstall|Found existing|uninstalled"
     r"|docker |FROM |image:|Because )", re.IGNORECASE,
 )  # fmt: skip
-_WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
 # How people write versions around what programs print: full-width marks, emphasis, and the Chinese words.
 _MARKS = str.maketrans({"：": ": ", "，": ", ", "（": " (", "）": ") ", "＝": "=", "`": None, "*": None, "、": ", "})
 _WORDS = (
@@ -89,7 +88,7 @@ def read_facts(text: Text, matrix: Matrix) -> ReportFacts:
         version = re.match(r"v(\d+\.\d+[\w.]*)", tag)
         if name == "vllm-ascend" and version:
             versions_of.setdefault("vllm-ascend", Sighting(version.group(1), image.line))
-    return ReportFacts(packages=versions_of, listed=frozenset(packages.listed), changed=packages.changed, **machine)
+    return ReportFacts(packages=versions_of, changed=packages.changed, **machine)
 
 
 def _plain(line: PasteLine) -> PasteLine:
@@ -109,7 +108,6 @@ class _Packages:
 
     strong: dict[str, Sighting[str]] = field(default_factory=dict)
     loose: dict[str, Sighting[str]] = field(default_factory=dict)
-    listed: set[str] = field(default_factory=set)
     changed: dict[str, Sighting[str]] = field(default_factory=dict)  # a second, other version of the same package
 
     def add(self, name: str, version: str, line: PasteLine) -> None:
@@ -136,8 +134,6 @@ def _read_packages(lines: Iterable[PasteLine]) -> _Packages:
             continue
         shown = _show(found, text, line, shown)
         _line(found, text, line)
-    if len(found.listed) < _WHOLE_LIST:
-        found.listed.clear()
     return found
 
 
@@ -145,9 +141,7 @@ def _list_row(found: _Packages, text: str, line: PasteLine) -> bool:
     match = _COLUMNS.match(text)
     if match is None:
         return False
-    name = versions.normalised(match.group(1))
-    found.listed.add(name)
-    found.add(name, match.group(2), line)
+    found.add(versions.normalised(match.group(1)), match.group(2), line)
     return True
 
 

@@ -1,6 +1,6 @@
 """What a report says of the machine and the session, that is of all but its packages.
 
-Machine: chip, driver, CANN, CPU, Python, C library, images. Session: variables, the container's start, error codes.
+Machine: chip, driver, CANN, Python, images. Session: the container's start, error codes.
 
 Sources are ranked: a version file beats a path, a path prose, prose an image tag.
 """
@@ -61,17 +61,12 @@ _BOARD_310B = re.compile(r"orange ?pi ?ai ?pro\b(?! ?20T)|香橙派 ?ai ?pro|\bA
 # The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
 _FIRST_910 = re.compile(r"19e5[: ]+d801\b|\bAtlas \d{3}T? ?\(?(?:Model|型号)[:： ]*90[01]0\b", re.IGNORECASE)
 _SOC_NUMBER = re.compile(r"soc_version: ?(\d{3})\b")
-_ARCH = re.compile(
-    r"^(?:Architecture:\s+)?(aarch64|x86_64|arm64|amd64)\s*$|^OS: .*\((aarch64|x86_64)\)"
-    r"|^Python platform: .*?(aarch64|x86_64)"
-)
-_ARCH_LOOSE = re.compile(r"\b(aarch64|x86_64)\b")
 _PYTHON = (
     re.compile(r"^Python(?: version)?:? (3\.\d+)(?:\.\d+)?(?!\S)"),
     re.compile(r"lib(?:64)?/python(3\.\d+)/(?:site|dist)-packages"),
     re.compile(r"\bpython(?: ?version)? ?[:=]? ?(3\.\d+)(?:\.\d+)?\b", re.IGNORECASE),
 )
-_GLIBC = re.compile(r"(?:glibc[ -]|GLIBC |ldd \([^)]*\) )(2\.\d+)", re.IGNORECASE)
+_VLLM_VERSION = re.compile(r"\bVLLM_VERSION(?:=|: )[\"']?v?([\w.+]+)")
 _GCC = re.compile(
     r"(?:^GCC version: |^(?:gcc|g\+\+|c\+\+)(?:-\d+)? )(?:\([^)]*(?:\([^)]*\))?[^)]*\) ?|version )(\d+(?:\.\d+)+)"
 )
@@ -90,14 +85,12 @@ def read_machine(text: Text, matrix: Matrix) -> dict[str, Any]:
     images = _images(text.with_any(_IMAGE_NAMES))
     return {
         "images": images,
-        "environ": _environ(text.lines),
         "codes": _codes(text),
         "docker": _docker_run(text.lines),
         "cann": _ranked(text.with_any(("cann", "ascend", "version=")), _CANN, _cann) or _cann_of_images(images),
         "driver": _ranked(text.with_any(("version", "driver", "hdk")), _DRIVER, _driver),
-        "arch": _arch(text.with_any(("aarch64", "x86_64", "arm64", "amd64"))),
         "python": _ranked(text.with_any(("python",)), _PYTHON, str),
-        "glibc": _ranked(text.with_any(("glibc", "ldd (")), (_GLIBC,), str),
+        "vllm_version": _ranked(text.with_any(("vllm_version",)), (_VLLM_VERSION,), str),
         "gcc": _ranked(text.with_any(("gcc", "g++", "c++")), (_GCC,), str),
         **_table(text, matrix),
     }
@@ -211,51 +204,12 @@ def _images(lines: Sequence[PasteLine]) -> list[Sighting[str]]:
     return found[:20]
 
 
-def _arch(lines: Sequence[PasteLine]) -> Sighting[str] | None:
-    loose = None
-    for line in lines:
-        match = _ARCH.search(line.text)
-        if match:
-            word = next(filter(None, match.groups()))
-            return Sighting({"arm64": "aarch64", "amd64": "x86_64"}.get(word, word), line)
-        other = _ARCH_LOOSE.search(line.text[:400])
-        loose = loose or (Sighting(other.group(1), line) if other else None)
-    return loose
-
-
-_OURS = (
-    r"(?:ASCEND|HCCL|ACL|ATB|ASDOPS|NPU|CANN|TORCH|PYTORCH|VLLM|VERL|ROLL|RAY|HF|PIP|UV|PYTHON|GLOO|OMP|LD|TASK_QUEUE"
-    r"|RANK_TABLE|SOC|COMPILE|CPLUS|MASTER|WORLD|TP_SOCKET|https?|HTTPS?|CUDA|VIRTUAL|CONDA|LCAL|CPU_AFFINITY)"
-)
-_ASSIGNED = re.compile(
-    r"(?:^|[\s;&'\"-])(?:export |declare -x |-e |--env[= ])?[\"']?(" + _OURS + r"\w*)=([^\s;]*|\"[^\"]*\"|'[^']*')"
-)
-_YAML = re.compile(r"^\s*(?:- )?[\"']?(" + _OURS + r"_?[A-Z_0-9]*)[\"']?: +[\"']?([^\"'#\s]+)[\"']?\s*(?:#.*)?,?$")
-
 _E_CODE = re.compile(r"\b(E[A-Z]\d{4}|E\d{5})\b")
 _NUMBER_CODE = re.compile(
     r"(?:error code:? ?(?:is )?|error no is |result ?= ?|errcode[=:]|\bret[ =:is]+|return ?\[)(-?\d{1,6})\b"
 )
 _NUMBER_WORDS = ("error code", "error no is", "result", "errcode", "ret", "return")
 _RET = re.compile(r"drvRetCode=(\d+)")
-
-
-def _environ(lines: Sequence[PasteLine]) -> dict[str, Sighting[str]]:
-    environ: dict[str, Sighting[str]] = {}
-    for line in lines:
-        for name, value in _assigned(line.text):
-            environ[name] = Sighting(value.strip("\"'"), line)
-    return environ
-
-
-def _assigned(text: str) -> Iterator[tuple[str, str]]:
-    if "=" in text and len(text) <= 2000 and "==" not in text[:60]:
-        for match in _ASSIGNED.finditer(text):
-            yield match.group(1), match.group(2)
-    elif ": " in text and len(text) <= 300:
-        pair = _YAML.match(text)
-        if pair:
-            yield pair.group(1), pair.group(2)
 
 
 def _docker_run(lines: Sequence[PasteLine]) -> DockerRun | None:
@@ -285,12 +239,9 @@ _SWITCHES = frozenset(
 
 def _docker(text: str, line: PasteLine) -> DockerRun:
     words = _words(text)[2:]
-    mounts, devices, options, environ, image, at = [], [], {}, {}, "", 0
-    while at < len(words):
+    mounts, devices, options, environ, at = [], [], {}, {}, 0
+    while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].lstrip("-").partition("=")
-        if not words[at].startswith("-"):
-            image = words[at]
-            break
         is_switch = not equals and name in _SWITCHES
         if not equals and not is_switch and at + 1 < len(words):
             at += 1
@@ -308,7 +259,7 @@ def _docker(text: str, line: PasteLine) -> DockerRun:
             environ[key] = content
         else:
             options[{"u": "user"}.get(name, name)] = value
-    return DockerRun(line, tuple(mounts), tuple(devices), options, environ, image)
+    return DockerRun(line, tuple(mounts), tuple(devices), options, environ)
 
 
 def _words(text: str) -> list[str]:

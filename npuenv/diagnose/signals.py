@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -88,8 +89,7 @@ def _rights(facts: ReportFacts, text: Text) -> Iterator[Sign]:
             yield "outside-group", line
 
 
-_FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context takes
-_IDLE_PERCENT = 20
+_IDLE_PERCENT = 20  # of a card's memory: more than any driver or idle context takes
 _FOR_CHIP = re.compile(r"[-_.](910b|a2|a3|910c|310p|950|a5)(?=[-_.]|$)", re.IGNORECASE)
 _CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p", "950": "950", "a5": "950"}
 _SMALL_SHM = re.compile(r"(?:shm|tmpfs)\s+(?:[\d.]+[KM]|1(?:\.\d+)?G|\d{1,6})\s.*\s/dev/shm$")  # less than 2 GiB
@@ -129,36 +129,23 @@ def _chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
             yield "image-for-other-chip", image.line
         elif word is None and "vllm-ascend:" in image.value and generation in ("a3", "310p", "950"):
             yield "image-for-other-chip", image.line  # a tag without a chip is the A2 one
-    soc = facts.environ.get("SOC_VERSION")
-    if soc and soc.value:
-        other = matrix.hardware_of_chip(re.sub("^ascend", "", soc.value, flags=re.IGNORECASE).upper())
-        if other is not None and other.id != generation:
-            yield "soc-version-differs", soc.line
 
 
 def _table(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    """Cards that npu-smi shows in alarm, and cards whose memory is in use though no process is listed."""
     table = facts.table
     if table is None:
         return
     by_text = {line.text.strip(): line for line in text.lines if "|" in line.text}
-    yield from (("smi-table", by_text[card.line]) for card in table.cards[:1] if card.line in by_text)
-    listed = {process.npu for process in table.processes}
     for card in table.cards:
         line = by_text.get(card.line)
         if line is None:
             continue
         if card.health in ("Alarm", "Warning"):
             yield "health-alarm", line
-        if card.hbm_total_mib:
-            percent = 100 * (card.hbm_used_mib or 0) // card.hbm_total_mib
-            if percent >= _FULL_PERCENT:
-                yield "card-nearly-full", line
-            if percent >= _IDLE_PERCENT and card.npu not in listed and text.first("No running processes found in NPU"):
-                yield "card-held-by-nobody-seen", line
-    if table.processes:
-        row = text.first(f"| {table.processes[0].pid} ") or text.first(str(table.processes[0].pid))
-        if row:
-            yield "cards-have-processes", row
+        is_used = 100 * (card.hbm_used_mib or 0) >= _IDLE_PERCENT * (card.hbm_total_mib or math.inf)
+        if is_used and text.first(f"No running processes found in NPU {card.npu} "):
+            yield "card-held-by-nobody-seen", line
 
 
 _OOM = re.compile(
@@ -216,30 +203,23 @@ def _toolkits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
 
 
 def _variables(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    for name, seen in facts.environ.items():
-        if name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") and seen.value:
-            yield "cann-variables-set", seen.line
-        if name == "ATB_HOME_PATH" and seen.value:
-            yield "atb-variables-set", seen.line
-        if name == "PYTORCH_NPU_ALLOC_CONF" and "expandable_segments:true" in seen.value.lower():
-            yield "expandable-segments-on", seen.line
-    dumped = text.first("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True")
-    if dumped is not None and "PYTORCH_NPU_ALLOC_CONF" not in facts.environ:
-        yield "expandable-segments-on", dumped
-    yield from _visible(facts)
+    yield from named(text, "cann-variables-set", ("ASCEND_HOME_PATH=/", "ASCEND_TOOLKIT_HOME=/"))
+    yield from named(text, "atb-variables-set", ("ATB_HOME_PATH=/",))
+    yield from named(text, "expandable-segments-on", ("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True",))
+    yield from _visible(facts, text)
 
 
-def _visible(facts: ReportFacts) -> Iterator[Sign]:
-    seen = facts.environ.get("ASCEND_RT_VISIBLE_DEVICES") or facts.environ.get("ASCEND_VISIBLE_DEVICES")
-    if seen is None or not re.fullmatch(r"\d+(?:, ?\d+)*", seen.value):
-        return
-    yield "visible-devices-set", seen.line
-    wanted = [int(word) for word in seen.value.replace(" ", "").split(",")]
-    if wanted != sorted(set(wanted)):
-        yield "visible-devices-unsorted", seen.line
+_VISIBLE = re.compile(r"ASCEND_(?:RT_)?VISIBLE_DEVICES[\"']?(?:=|: )[\"']?(\d+(?:, ?\d+)*)(?=[\"';\s]|$)")
+
+
+def _visible(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     cards = len(facts.table.cards) if facts.table and facts.table.is_complete else 0
-    if cards and max(wanted) >= cards:
-        yield "visible-devices-out-of-range", seen.line
+    for line in text.all("VISIBLE_DEVICES"):
+        match = _VISIBLE.search(line.text)
+        if match:
+            yield "visible-devices-set", line
+            if cards and max(map(int, match.group(1).split(","))) >= cards:
+                yield "visible-devices-out-of-range", line
 
 
 def _limits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
@@ -256,30 +236,6 @@ def _limits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
             yield "non-root", line
     yield from named(text, "nofile-low", ("open files*1024", "Max open files*1024 ", "nofile*1024:1024"))
     yield from (("shm-small", line) for line in text.all("/dev/shm") if _SMALL_SHM.match(line.text.strip()))
-
-
-def _processes(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    on_cards = {str(process.pid) for process in facts.table.processes} if facts.table else set()
-    for line, pid in _zombies(text):
-        yield "zombie", line
-        if pid in on_cards:
-            yield "zombie-on-card", line
-
-
-def _zombies(text: Text) -> Iterator[tuple[PasteLine, str]]:
-    """Lines of `ps` that show a process which has ended and was not collected, with its number."""
-    for line in text.all("<defunct>"):
-        number = re.search(r"\b\d{2,}\b", line.text)
-        yield line, number.group() if number else ""
-    head: list[str] = []
-    for line in text.lines:
-        words = line.text.split()
-        if "PID" in words and "STAT" in words:
-            head = words
-        elif head and len(words) >= len(head) and re.fullmatch(r"Z[a-zA-Z+<]*", words[head.index("STAT")]):
-            yield line, words[head.index("PID")]
-        elif not words:
-            head = []
 
 
 _LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
@@ -384,14 +340,7 @@ def _build(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     ))  # fmt: skip
 
 
-def _lists(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    for line in text.all("CANN:"):
-        after = [other.text for other in text.lines if line.number < other.number <= line.number + 3]
-        if line.text.strip() == "CANN:" and not any("package_name" in other or "version=" in other for other in after):
-            yield "cann-info-empty", line
-
-
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
-    _npu, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray,
-    _build, _lists, _run_line, _rights,
+    _npu, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _network, _ray,
+    _build, _run_line, _rights,
 )  # fmt: skip

@@ -42,7 +42,6 @@ class DockerRun:
     devices: tuple[str, ...]
     options: Mapping[str, str]  # long option without dashes -> value, "" for a switch
     environ: Mapping[str, str]
-    image: str  # "": not found
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,13 @@ class ReportFacts:
     """What a report says of the machine and its software. None or empty: it does not say."""
 
     packages: Mapping[str, Sighting[str]]  # normalised name -> version as written
-    listed: frozenset[str]  # names of a whole package list; empty: no whole list was pasted
     changed: Mapping[str, Sighting[str]]  # packages of which two lists in the report name two versions: the later one
     images: Sequence[Sighting[str]]  # container images with their tags
-    environ: Mapping[str, Sighting[str]]
     codes: Mapping[str, PasteLine]  # error codes, each with its first line: EI0006, 507033, -8005
     docker: DockerRun | None
     cann: Sighting[str] | None
-    arch: Sighting[str] | None  # "aarch64" or "x86_64"
     python: Sighting[str] | None  # "3.11"
-    glibc: Sighting[str] | None
+    vllm_version: Sighting[str] | None  # what the variable VLLM_VERSION says
     gcc: Sighting[str] | None
     driver: Sighting[str] | None = None
     generation: Sighting[str] | None = None  # id of a row of the hardware table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ import pytest
 from npuenv.core.documents import load_toml
 from npuenv.diagnose import read_facts, signs_of
 from npuenv.diagnose.text import Text
-from npuenv.facts.npu.smi import parse_info
 from npuenv.host.report import read_paste
 from npuenv.matrix import load_matrix
 from npuenv.matrix.error_patterns import load_error_patterns
@@ -95,9 +95,6 @@ def test_cann(text: str, version: str) -> None:
         ("$ cat /usr/local/Ascend/driver/version.info\nVersion=24.1.rc2\n", "driver", "24.1.rc2"),
         ("Python version: 3.11.9 (main)", "python", "3.11"),
         ("/usr/lib/python3.10/site-packages/torch/__init__.py", "python", "3.10"),
-        ("Architecture:           aarch64", "arch", "aarch64"),
-        ("OS: Ubuntu 22.04.5 LTS (x86_64)", "arch", "x86_64"),
-        ("Libc version: glibc-2.31", "glibc", "2.31"),
         ("chip: Ascend 910B3", "generation", "a2"),
         ("Atlas 800T A2", "generation", "a2"),
         ("Llama3 server on an Atlas 800T A2", "generation", "a2"),
@@ -145,20 +142,7 @@ def test_a_docker_line_over_many_lines() -> None:
     assert run
     assert run.devices == ("/dev/davinci0", "/dev/davinci_manager")
     assert run.mounts == ("/usr/local/Ascend/driver",)
-    assert (run.environ, run.options["user"], run.image) == ({"A": "b"}, "1000", "quay.io/a:b")
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("export HCCL_CONNECT_TIMEOUT=1200", "HCCL_CONNECT_TIMEOUT", "1200"),
-        ("ASCEND_RT_VISIBLE_DEVICES=1,0", "ASCEND_RT_VISIBLE_DEVICES", "1,0"),
-        ("docker run -e VLLM_USE_V1=1 x", "VLLM_USE_V1", "1"),
-        ('  HCCL_SOCKET_IFNAME: "eth0"', "HCCL_SOCKET_IFNAME", "eth0"),
-    ],
-)
-def test_variables(text: str, name: str, value: str) -> None:
-    assert facts(text).environ[name].value == value
+    assert (run.environ, run.options["user"]) == ({"A": "b"}, "1000")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +180,12 @@ def test_codes(text: str, codes: set[str]) -> None:
         ("uid=65534(nobody) gid=65534(nogroup)", "outside-group"),
         ("crw-rw---- 1 HwHiAiUser HwHiAiUser 236, 0 Nov 1 10:00 /dev/davinci0", "device-nodes-closed"),
         ("export PYTORCH_NPU_ALLOC_CONF=expandable_segments:True", "expandable-segments-on"),
-        ("export ASCEND_RT_VISIBLE_DEVICES=3,1", "visible-devices-unsorted"),
+        ("export ASCEND_RT_VISIBLE_DEVICES=3,1", "visible-devices-set"),
+        ('  ASCEND_VISIBLE_DEVICES: "0"', "visible-devices-set"),
+        ("docker run -e ASCEND_VISIBLE_DEVICES=0 x", "visible-devices-set"),
+        ("export ASCEND_HOME_PATH=/usr/local/Ascend/latest", "cann-variables-set"),
+        ("ATB_HOME_PATH=/usr/local/Ascend/nnal/atb", "atb-variables-set"),
+        ("vllm==0.11.1\nexport VLLM_VERSION=0.11.0", "vllm-version-override-differs"),
         ("link status: DOWN", "link-down"),
         ("dev_id:0; tls switch[1](0:disable, 1:enable)\ndev_id:1; tls switch[0](0:disable, 1:enable)", "tls-mixed"),
         ("Atlas 800T A3\nimage: quay.io/ascend/vllm-ascend:v0.11.0rc1\n", "image-for-other-chip"),
@@ -208,15 +197,14 @@ def test_signs(text: str, sign: str) -> None:
 
 def test_a_table_of_cards_gives_signs() -> None:
     table = load_toml(SMI / "info_950PR_25.7.rc1_alarm.toml")["output"]
-    assert {"smi-table", "health-alarm"} <= signs(table)
+    assert "health-alarm" in signs(table)
 
 
-def test_a_zombie_on_a_card_is_told_from_any_other() -> None:
+def test_a_card_in_use_without_a_process_is_held_by_something_else() -> None:
     table = load_toml(SMI / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
-    pids = [process.pid for process in parse_info(table).processes]  # type: ignore[union-attr]
-    zombie = "{}  ?  Z  0:00 [python] <defunct>\n"
-    assert pids and "zombie-on-card" in signs(table + zombie.format(pids[0]))
-    assert {"zombie", "zombie-on-card"} & signs(table + zombie.format(max(pids) + 1)) == {"zombie"}
+    assert "card-held-by-nobody-seen" not in signs(table)
+    none = re.sub(r"(?m)^\| (\d) +0 +\| \d{7} .*", r"| No running processes found in NPU \1       |", table)
+    assert "card-held-by-nobody-seen" in signs(none)
 
 
 def test_a_list_of_packages_ends_at_a_line_that_is_no_row() -> None:
@@ -238,8 +226,6 @@ def test_half_of_a_pair_says_nothing(text: str) -> None:
         ("grep -c ERROR: prints 0\n", "failed", False),
         ("state=NOT_FAILED\n", "failed", False),
         ("ModuleNotFoundError: No module named 'torch'\n", "submodule-missing", False),
-        ("CANN:\n\ndriver: none\n", "cann-info-empty", True),
-        ("CANN:\npackage_name=Ascend-cann-toolkit\n", "cann-info-empty", False),
         ("Successfully installed a-1.0\n", "installed", True),
         ("Successfully installed a-1.0\nImportError: x\n", "installed", False),
         ("vllm==0.7.2\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", True),
@@ -247,7 +233,6 @@ def test_half_of_a_pair_says_nothing(text: str) -> None:
         ("vllm==0.11.1\nvllm-ascend==0.11.0rc1\n", "vllm-pair-agrees", False),
         ("vllm==0.7.1\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", False),
         ("{'env_vars': {'PYTORCH_NPU_ALLOC_CONF': 'expandable_segments:True'}}\n", "expandable-segments-on", True),
-        ("910B3\nvllm-ascend==0.7.1rc1\n", "chip-not-in-release", False),
         ("uid=0(root) gid=0(root)\n", "non-root", False),
         ("uid=1000(me) gid=1000(me)\n", "non-root", True),
         ("pass uid=me\n", "non-root", False),
