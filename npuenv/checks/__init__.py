@@ -1,13 +1,11 @@
-"""Checks over facts: all of them in order, how they are run and summarised, what `doctor --fix` may run of them.
+"""Checks over facts: all of them in order, how they are run and summarised.
 
 The order is that in which a person would check: machine, cards, driver, CANN, Python, session, network.
 """
 
 from __future__ import annotations
 
-import re
 import traceback
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.checks import machine, ray
@@ -21,15 +19,13 @@ from npuenv.checks.session import settings
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import WORST_FIRST, Finding, Fix, Status
-from npuenv.core.versions import normalised
 from npuenv.facts.collector import was_asked
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from npuenv.facts.collect import Facts
-    from npuenv.facts.python import Python
     from npuenv.resolve.types import Stack
 
 
@@ -41,92 +37,10 @@ PYTHON = (*environment.CHECKS, *_PACKAGES, *vllm.CHECKS, *limits.RAY_TOKEN)
 NETWORK = (*hccn.CHECKS, *host.CHECKS)
 CHECKS = (*machine.CHECKS, *NPU, *toolkit.CHECKS, *PYTHON, *settings.CHECKS, *NETWORK, *ray.CHECKS)
 
-_REQUIREMENT = re.compile(
-    r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[\w,.-]+\])?((?:[=<>!~]=?=?[\w.*+!-]+,?)*)"
-)
-_OF_THE_SYSTEM = ("/usr", "/")  # a Python built into /usr/local, as in the CANN images, is the user's own
-_SWITCHES = frozenset({"-y", "--force-reinstall", "--no-deps", "--upgrade", "-U"})
-_WITH_VALUE = frozenset({"--extra-index-url"})
-# Built for the machine from source, with settings that a plain command lacks.
-_BUILT = frozenset({"vllm", "vllm-ascend", "sgl-kernel-npu", "apex", "megatron-core", "mindspeed"})
-# Their fixes are proposals: they may help one package and break another.
-_JUDGED_BY_A_PERSON = frozenset({"python.requirements", "python.unsupported"})
-_BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # these install a torch of their own unless prevented
 _EVIDENCE_AT_MOST = 6
 # Facts that are unknown whenever the first one is, and the check that reports it; the others only refer to it.
 REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
 _OF_CARDS = ("cards.", "devices.", "driver.", "network.")
-
-
-def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
-    """The fix, marked as automatic with its undo if the rule allows it; else unchanged.
-
-    The undo restores the present versions of the named packages; other packages that an installation added stay.
-    """
-    python = context.python
-    if fix is None or python is None or python.prefix in _OF_THE_SYSTEM or fix.is_automatic or not fix.commands:
-        return fix
-    if fix.is_dangerous or fix.needs_root or check in _JUDGED_BY_A_PERSON:
-        return fix
-    touched: dict[str, None] = {}
-    for argv in fix.commands:
-        names = _packages(argv, python)
-        if names is None:
-            return fix
-        touched.update(dict.fromkeys(names))
-    return replace(fix, is_automatic=True, undo=_undo(fix.commands[0], touched, python))
-
-
-def _packages(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
-    """The packages that a command installs or removes; None for any other command."""
-    verb, words = _split(argv, python)
-    names = []
-    while words:
-        word = words.pop(0)
-        if word in _WITH_VALUE and words:
-            words.pop(0)
-        elif word not in _SWITCHES:
-            match = _REQUIREMENT.fullmatch(word)
-            name = normalised(match[1]) if match else ""
-            if match is None or (verb == "install" and not _is_harmless(name, match[2], argv)):
-                return None
-            names.append(name)
-    return tuple(names) or None
-
-
-def _split(argv: Sequence[str], python: Python) -> tuple[str, list[str]]:
-    """The verb of a pip command for the inspected environment, and its words; none of another command."""
-    for verb in ("install", "uninstall"):
-        for head in _heads(verb, python):
-            if tuple(argv[: len(head)]) == head:
-                return verb, list(argv[len(head) :])
-    return "", []
-
-
-def _heads(verb: str, python: Python) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a command begins with: with pip, and with uv."""
-    return (python.executable, "-m", "pip", verb), ("uv", "pip", verb, "--python", python.executable)
-
-
-def _is_harmless(name: str, spec: str, argv: Sequence[str]) -> bool:
-    if name in _BUILT or "None" in spec:  # a version that could not be read
-        return False
-    if name == "torch":  # without a label it is a CUDA build
-        return re.fullmatch(r"==[\w.]+\+cpu", spec) is not None
-    return name not in _BESIDE_TORCH or "--no-deps" in argv
-
-
-def _undo(like: Sequence[str], touched: Mapping[str, None], python: Python) -> tuple[tuple[str, ...], ...]:
-    """The commands that restore the packages, with the same program as `like`."""
-    here = {name: python.distributions[name] for name in touched if name in python.distributions}
-    new = [name for name in touched if name not in here]
-    commands = []
-    is_uv = like[0] == "uv"
-    for verb, words in (("uninstall", new), ("install", [f"{name}=={version}" for name, version in here.items()])):
-        options = ("--no-deps", "--force-reinstall") if verb == "install" else () if is_uv else ("-y",)
-        if words:
-            commands.append((*_heads(verb, python)[is_uv], *options, *words))
-    return tuple(commands)
 
 
 def check_all(
@@ -209,8 +123,7 @@ def _owner(facts: Facts, name: str, owners: Mapping[str, str]) -> str | None:
 
 def _finding(check: Check, verdict: CheckResult, context: Context) -> Finding:
     evidence = verdict.evidence or _evidence(context.facts, () if verdict.status is Status.SKIP else check.reads)
-    fix = mark_automatic(verdict.fix, context, check.id)
-    return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, fix)
+    return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, verdict.fix)
 
 
 def _evidence(facts: Facts, names: Iterable[str]) -> tuple[Evidence, ...]:

@@ -15,7 +15,6 @@ from npuenv.core.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from npuenv.core.plan import Condition
     from npuenv.facts.cann.toolkit import Cann
     from npuenv.facts.collect import Facts
     from npuenv.facts.python import Python
@@ -249,13 +248,12 @@ def fix_for(
     is_automatic: bool = False,
     needs_root: bool = False,
     undo: tuple[tuple[str, ...], ...] = (),
-    done_when: tuple[Condition, ...] = (),
     **args: object,
 ) -> Fix:
     """A fix; the message of `fix_for("area.name")` has the key `fix-name` in the catalogue `check_area`."""
     area, dot, rest = name.rpartition(".")
     says = message(f"{area}{dot}fix-{rest}", **args)
-    return Fix(says, commands, is_dangerous, is_automatic, needs_root, undo, done_when)
+    return Fix(says, commands, is_dangerous, is_automatic, needs_root, undo)
 
 
 def title(check_id: str) -> Message:

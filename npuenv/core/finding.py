@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from npuenv.core.fact import Evidence
     from npuenv.core.messages import Message
-    from npuenv.core.plan import Condition
 
 
 class Status(enum.Enum):
@@ -40,7 +39,6 @@ class Fix:
     is_automatic: bool = False  # `doctor --fix` may run the commands: programs, safe to run twice
     needs_root: bool = False
     undo: tuple[tuple[str, ...], ...] = ()  # what takes an automatic one back; empty: it cannot be taken back
-    done_when: tuple[Condition, ...] = ()  # what holds once it is mended; empty: only the check itself can tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
@@ -152,7 +152,7 @@ class _Draft:
         if programs and same is not None:
             self.checks[same] = (*self.checks[same], check)
         elif programs:
-            step = _step(check, fix, programs, restore)
+            step = _step(check, fix, programs)
             self.steps.append(step)
             self.checks[step.id] = (check,)
             self.undo[step.id] = _real(fix.undo, restore)
@@ -238,10 +238,9 @@ def _real(argvs: Iterable[Argv], restore: Callable[[str], str]) -> tuple[Argv, .
     return tuple(tuple(restore(token) for token in argv) for argv in argvs)
 
 
-def _step(check: str, fix: Fix, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
-    wants = tuple(replace(want, of=tuple(map(restore, want.of)), value=restore(want.value)) for want in fix.done_when)
+def _step(check: str, fix: Fix, programs: tuple[Argv, ...]) -> Step:
     actions = tuple(map(Run, (*_rehearsal(programs), *programs)))
-    return Step(check.replace(".", "-"), fix.says, actions, wants, needs_root=fix.needs_root)
+    return Step(check.replace(".", "-"), fix.says, actions, needs_root=fix.needs_root)
 
 
 def _rehearsal(programs: tuple[Argv, ...]) -> tuple[Argv, ...]:

@@ -10,7 +10,6 @@ from npuenv.app import DoctorOptions, FixOptions, fix
 from npuenv.app.fixes import FixProgress, FixResult, fix_findings
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
-from npuenv.core.plan import Condition
 from npuenv.host.local import LocalHost
 from tests.cli.test_doctor_fix import World, data
 
@@ -57,14 +56,13 @@ def test_a_plan_that_is_refused_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists() and not data().exists() and world.num_looks == 1
 
 
-def test_a_step_that_is_done_already_is_not_run(tmp_path: Path) -> None:
-    mark, world = tmp_path / "mark", Fixing()
-    mark.write_text("", encoding="utf-8")
-    want = Condition("path.state", (str(mark),), "file")
-    world.add("machine.disk", lambda host: False, ("touch", str(tmp_path / "never")), done_when=(want,))
+def test_a_step_that_is_done_already_is_not_run() -> None:
+    world = Fixing()
+    world.add("session.hccl", lambda host: False, ("export", "A_B=1"), is_automatic=False)
+    assert world.fix().outcome.states == {"session": "done"}
     result = world.fix()
-    assert (result.exit_code, result.outcome.states) == (ExitCode.PROBLEMS, {"machine-disk": "already"})
-    assert not (tmp_path / "never").exists() and not data().exists()
+    assert (result.exit_code, result.outcome.states) == (ExitCode.PROBLEMS, {"session": "already"})
+    assert [path.name for path in (data() / "fixes").iterdir()] == ["1"]
 
 
 def test_the_undo_names_a_step_before_it_begins(tmp_path: Path) -> None:

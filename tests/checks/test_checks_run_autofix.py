@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Context, mark_automatic
+from npuenv.checks import Context
+from npuenv.checks.python.installed import pip_fix
 from npuenv.core.fact import known
-from npuenv.core.finding import Fix
-from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.facts.python import Python
 from npuenv.matrix import load_matrix
 
+if TYPE_CHECKING:
+    from npuenv.core.finding import Fix
+
 EXE = "/env/bin/python"
 PIP = (EXE, "-m", "pip")
 UV = ("uv", "pip")
-SAYS = Message("doctor.title")
+INSTALLED = {"pip": "25.0", "numpy": "2.1.0", "triton": "3.2.0", "triton-ascend": "3.2.0rc4"}
 
 
-def context(prefix: str = "/env") -> Context:
+def context(prefix: str = "/env", *, has_pip: bool = True) -> Context:
     from tests.support.scripted_host import ScriptedHost
 
     facts = collect(ScriptedHost(), only=frozenset())
-    installed = {"numpy": "2.1.0", "triton": "3.2.0", "triton-ascend": "3.2.0rc4"}
+    installed = {name: version for name, version in INSTALLED.items() if has_pip or name != "pip"}
     python = Python(EXE, "3.11.14", "venv", prefix, "glibc 2.35", installed, {}, (), ())
     return Context(replace(facts, python=replace(facts.python, interpreter=known(python))), load_matrix(), None)
 
 
-def judged(*commands: tuple[str, ...], prefix: str = "/env", **more: Any) -> Fix:
-    fix = mark_automatic(Fix(SAYS, commands, **more), context(prefix))
-    assert fix is not None
-    return fix
+def judged(*install: str, prefix: str = "/env", options: tuple[str, ...] = ()) -> Fix:
+    return pip_fix(context(prefix), "python.again", install=install, options=options)
 
 
 def test_the_undo_brings_the_named_packages_back_as_they_are_now() -> None:
-    fix = judged(
+    install = ("Triton_Ascend==3.2.0", "decorator")
+    fix = pip_fix(context(), "python.triton", remove=("triton", "triton-ascend"), install=install)
+    assert fix.commands == (
         (*PIP, "uninstall", "-y", "triton", "triton-ascend"),
         (*PIP, "install", "Triton_Ascend==3.2.0", "decorator"),
     )
@@ -49,59 +51,49 @@ def test_the_undo_brings_the_named_packages_back_as_they_are_now() -> None:
 
 
 def test_uv_takes_back_what_uv_does() -> None:
-    fix = judged((*UV, "install", "--python", EXE, "numpy<2"))
-    assert fix.is_automatic
+    fix = pip_fix(context(has_pip=False), "python.again", install=("numpy<2",))
+    assert fix.is_automatic and fix.commands == ((*UV, "install", "--python", EXE, "numpy<2"),)
     assert fix.undo == ((*UV, "install", "--python", EXE, "--no-deps", "--force-reinstall", "numpy==2.1.0"),)
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("requirement", "options"),
     [
-        (*PIP, "install", "numpy>=1.26,<2"),
-        (*PIP, "install", "--force-reinstall", "--no-deps", "torch-npu==2.8.0.post2"),
-        (*PIP, "install", "--no-deps", "torchvision==0.23.0"),
-        (*PIP, "install", "--extra-index-url", "https://index.invalid/cpu", "torch==2.8.0+cpu"),
-        (*PIP, "install", "ray[default]==2.46.0"),
-        (*PIP, "uninstall", "-y", "vllm"),
+        ("numpy>=1.26,<2", ()),
+        ("torch-npu==2.8.0.post2", ("--force-reinstall", "--no-deps")),
+        ("torchvision==0.23.0", ("--no-deps",)),
+        ("torch==2.8.0+cpu", ("--extra-index-url", "https://index.invalid/cpu")),
+        ("ray[default]==2.46.0", ()),
     ],
 )
-def test_these_may_be_run(command: tuple[str, ...]) -> None:
-    assert judged(command).is_automatic
-    assert judged(command, prefix="/usr/local/python3.11.13").is_automatic
+def test_these_may_be_run(requirement: str, options: tuple[str, ...]) -> None:
+    assert judged(requirement, options=options).is_automatic
+    assert judged(requirement, options=options, prefix="/usr/local/python3.11.13").is_automatic
+
+
+def test_what_is_built_from_source_may_be_removed() -> None:
+    assert pip_fix(context(), "python.again", remove=("vllm",)).is_automatic
 
 
 @pytest.mark.parametrize(
-    "command",
+    "requirement",
     [
-        (*PIP, "install", "torch==2.8.0"),
-        (*PIP, "install", "torch"),
-        (*PIP, "install", "torchvision==0.23.0"),
-        (*PIP, "install", "vllm==0.13.0"),
-        (*UV, "install", "--python", EXE, "torch==2.8.0"),
-        (*UV, "install", "--python", EXE, "vllm==0.13.0"),
-        (*PIP, "install", "git+https://example.invalid/x.git"),
-        (*PIP, "install", "./folder"),
-        (*PIP, "install", "-r", "requirements.txt"),
-        (*PIP, "install", "--index-url", "https://index.invalid", "numpy"),
-        (*PIP, "install"),
-        (*PIP, "install", "numpy==None"),
-        (*PIP, "download", "numpy"),
-        ("/other/python", "-m", "pip", "install", "numpy<2"),
-        ("pip", "install", "numpy<2"),
-        ("npuenv", "install", "cpu"),
-        ("source", "/opt/set_env.sh"),
+        "torch==2.8.0",
+        "torch",
+        "torchvision==0.23.0",
+        "vllm==0.13.0",
+        "git+https://example.invalid/x.git",
+        "./folder",
+        "-r",
+        "numpy==None",
+        "numpy<2; python_version<'3.12'",
     ],
 )
-def test_these_are_left_to_a_person(command: tuple[str, ...]) -> None:
-    fix = judged((*PIP, "install", "numpy<2"), command)
-    assert not fix.is_automatic and fix.undo == ()
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_these_are_left_to_a_person(requirement: str, has_pip: bool) -> None:
+    fix = pip_fix(context(has_pip=has_pip), "python.again", install=("numpy<2", requirement))
+    assert len(fix.commands) == 1 and not fix.is_automatic and fix.undo == ()
 
 
-def test_a_systems_python_is_never_touched_and_a_danger_stays_one() -> None:
-    good = (*PIP, "install", "numpy<2")
-    assert not judged(good, prefix="/usr").is_automatic
-    assert not judged(good, is_dangerous=True).is_automatic
-    assert not judged(good, needs_root=True).is_automatic
-    assert mark_automatic(None, context()) is None
-    proposal = mark_automatic(Fix(SAYS, (good,)), context(), "python.requirements")
-    assert proposal is not None and not proposal.is_automatic
+def test_a_systems_python_is_never_touched() -> None:
+    assert not judged("numpy<2", prefix="/usr").is_automatic

@@ -605,6 +605,20 @@ def test_the_environment_is_held_against_the_stack_that_was_named() -> None:
     assert find(HEALTHY, "python.stack").status is Status.SKIP
 
 
+@pytest.mark.parametrize(
+    ("check", "change", "is_automatic"),
+    [
+        ("python.requirements", requires("pip", "click<8"), False),
+        ("python.unsupported", packages(flash_attn="2.8.3"), False),
+        ("python.triton-chip", cards(name="310P3"), True),
+    ],
+)
+def test_what_may_break_another_package_is_only_proposed(check: str, change: Change, is_automatic: bool) -> None:
+    fix = find(change(HEALTHY), check).fix
+    assert fix is not None and fix.commands
+    assert (fix.is_automatic, bool(fix.undo)) == (is_automatic, is_automatic)
+
+
 def test_what_a_stack_overrules_on_purpose_is_no_unmet_requirement() -> None:
     stack = resolve(Request(stack="verl-0.7.1-cann8.5.0", hardware="a2", arch="aarch64"), load_matrix())
     assert isinstance(stack, Stack)

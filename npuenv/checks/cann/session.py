@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.python.installed import accepts, lines
+from npuenv.checks.python.installed import accepts, lines, pip_fix
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
@@ -148,7 +148,7 @@ def _python_packages(context: Context) -> CheckResult:
     missing = tuple(name for name in _IMPORTS if name not in python.distributions)
     if not missing:
         return ok("cann.packages-ok")
-    fix = fix_for("cann.packages", (python.executable, "-m", "pip", "install", *missing))
+    fix = pip_fix(context, "cann.packages", install=missing)
     return warn("cann.packages-missing", *lines(context, *missing), fix=fix, names=missing)
 
 

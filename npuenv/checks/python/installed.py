@@ -26,6 +26,11 @@ CORE = frozenset(
 )
 # Without a version these install the newest torch, on x86_64 with CUDA.
 _BRINGS_TORCH = frozenset({"torch-npu", "torchvision", "torchaudio", "vllm-ascend"})
+_BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # these install a torch of their own unless prevented
+# Built for the machine from source, with settings that a plain command lacks.
+_BUILT = frozenset({"vllm", "vllm-ascend", "sgl-kernel-npu", "apex", "megatron-core", "mindspeed"})
+_OF_THE_SYSTEM = ("/usr", "/")  # a Python built into /usr/local, as in the CANN images, is the user's own
+_REQUIREMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[\w,.-]+\])?(?:[=<>!~]=?=?[\w.*+!-]+,?)*")
 
 
 def gap(wanted: str, has: str | None) -> Message:
@@ -81,10 +86,53 @@ def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
     return (executable, "-m", "pip", verb, *(("-y",) if verb == "uninstall" else ()), *words)
 
 
+def pip_fix(
+    context: Context,
+    name: str,
+    *,
+    remove: tuple[str, ...] = (),
+    install: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    **args: object,
+) -> Fix:
+    """Removes packages, then installs others; automatic, with its undo, unless that could harm the environment.
+
+    The undo restores the present versions of the named packages; other packages that an installation added stay.
+    """
+    commands = [pip(context, "uninstall", *remove)] if remove else []
+    commands += [pip(context, "install", *options, *install)] if install else []
+    python = context.python
+    is_own = python is not None and python.prefix not in _OF_THE_SYSTEM
+    if not is_own or not all(_is_harmless(text, options) for text in install):
+        return fix_for(name, *commands, **args)
+    touched = dict.fromkeys((*remove, *(split(text)[0] for text in install)))
+    return fix_for(name, *commands, is_automatic=True, undo=_undo(context, touched), **args)
+
+
+def _is_harmless(requirement: str, options: tuple[str, ...]) -> bool:
+    """Whether pip may install it unattended: nothing that is built here, nothing that brings CUDA."""
+    name, spec = split(requirement)
+    is_plain = _REQUIREMENT.fullmatch(requirement) is not None
+    if not is_plain or name in _BUILT or "None" in spec:  # a version that could not be read
+        return False
+    if name == "torch":  # without a label it is a CUDA build
+        return re.fullmatch(r"==[\w.]+\+cpu", spec) is not None
+    return name not in _BESIDE_TORCH or "--no-deps" in options
+
+
+def _undo(context: Context, touched: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """The commands that restore the packages."""
+    new = [name for name in touched if name not in context.installed]
+    here = [f"{name}=={context.version(name)}" for name in touched if name in context.installed]
+    commands = [pip(context, "uninstall", *new)] if new else []
+    commands += [pip(context, "install", "--no-deps", "--force-reinstall", *here)] if here else []
+    return tuple(commands)
+
+
 def reinstall(context: Context, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
     """Reinstalls these packages."""
-    command = pip(context, "install", *options, *requirements)
-    return fix_for("python.reinstall", command, requirement=" ".join(requirements))
+    says = " ".join(requirements)
+    return pip_fix(context, "python.reinstall", install=requirements, options=options, requirement=says)
 
 
 def put_in(context: Context) -> frozenset[str]:
@@ -136,9 +184,8 @@ def safe_install(context: Context, name: str, *requirements: str, options: tuple
             return fix_for("python.whole", install_here(context))
         named["torch"] = f"torch=={version}+cpu"
         options = (*options, "--extra-index-url", row.url)
-    if name == "python.reinstall":
-        return reinstall(context, *named.values(), options=options)
-    return fix_for(name, pip(context, "install", *options, *named.values()))
+    install = tuple(named.values())
+    return pip_fix(context, name, install=install, options=options, requirement=" ".join(install))
 
 
 def _torch_version(context: Context, spec: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, message, ok, skip, unknown, warn
@@ -14,6 +15,7 @@ from npuenv.checks.python.installed import (
     install_here,
     lines,
     pip,
+    pip_fix,
     public,
     published_as,
     reinstall,
@@ -106,7 +108,7 @@ def _install(context: Context, missing: tuple[str, ...]) -> Fix:
     pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]
     found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
     words = (f"{name}=={version}" if version else name for name, version in found.items())
-    return fix_for("python.parts", pip(context, "install", *words))
+    return pip_fix(context, "python.parts", install=tuple(words))
 
 
 class _Unmet(NamedTuple):
@@ -203,6 +205,7 @@ def _requirements(context: Context) -> CheckResult:
     rows = (f"{i.owner} {context.version(i.owner)}: {i.needs}, {i.has or 'not installed'}" for i in unmet)
     evidence = [Evidence(where(context), row) for row in rows]
     fix = safe_install(context, "python.requirements", *list(dict.fromkeys(item.needs for item in unmet))[:_SHOWN])
+    fix = replace(fix, is_automatic=False, undo=())  # a proposal: it may help one package and break another
     verdict = fail if _is_grave(unmet[0]) else warn
     shown = tuple(message("python.asks", owner=item.owner, what=gap(item.needs, item.has)) for item in unmet[:_SHOWN])
     return verdict("python.requirements-unmet", *evidence, fix=fix, count=len(unmet), requirements=shown)
@@ -336,6 +339,7 @@ def _unsupported(context: Context) -> CheckResult:
         return ok("python.unsupported-ok")
     evidence = tuple(Evidence(row.source, f"{name} {python.distributions[name]}") for name, row in found.items())
     instead = tuple(dict.fromkeys(row.instead for row in found.values() if row.instead)) or ("-",)
+    # Not automatic, as it may break another package.
     fix = fix_for("python.unsupported", pip(context, "uninstall", *found), instead=instead)
     return warn("python.unsupported-warn", *evidence, fix=fix, packages=tuple(found))
 

@@ -10,6 +10,7 @@ from npuenv.checks.python.installed import (
     is_for_gpus,
     lines,
     pip,
+    pip_fix,
     public,
     published_as,
     reinstall,
@@ -145,8 +146,8 @@ def triton(context: Context) -> CheckResult:
         fix = fix_for("python.triton-alone", pip(context, "uninstall", "triton"), resolve_here(context))
         return warn("python.triton-alone", *lines(context, "triton", "torch-npu"), fix=fix, triton=plain)
     evidence = lines(context, "triton", "triton-ascend")
-    remove, install = pip(context, "uninstall", "triton", "triton-ascend"), f"triton-ascend=={ascend}"
-    fix = fix_for("python.triton", remove, pip(context, "install", install))
+    install = (f"triton-ascend=={ascend}",)
+    fix = pip_fix(context, "python.triton", remove=("triton", "triton-ascend"), install=install)
     coexist = versions.accepts(f">={_COEXISTS}", ascend)
     if "ascend" not in python.triton_backends or _won(python) == "triton":
         return fail("python.triton-overwritten", *evidence, fix=fix, backends=python.triton_backends or ("-",))
@@ -193,7 +194,7 @@ def _chip(context: Context, ascend: str) -> CheckResult:
         return skip("python.vllm-chip-skip")
     if _NO_TRITON not in chips:
         return ok("python.triton-chip-ok", ascend=ascend)
-    fix = fix_for("python.triton-chip", pip(context, "uninstall", "triton-ascend", "triton"))
+    fix = pip_fix(context, "python.triton-chip", remove=("triton-ascend", "triton"))
     evidence = (*lines(context, "triton-ascend"), *context.facts.npu.smi.evidence)
     return warn("python.triton-chip-warn", *evidence, fix=fix, ascend=ascend, chip=chips[_NO_TRITON])
 
