@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.app import resolution
-from npuenv.app.progress import BundleProgress, Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.bundle.fetch import still_to_fetch
 from npuenv.bundle.layout import Manifest, request_values
 from npuenv.bundle.make import (
@@ -40,14 +40,11 @@ class BundleResult:
     manifest: Manifest
 
 
-def bundle(
-    request: Request, options: BundleOptions | None = None, progress: BundleProgress | None = None
-) -> BundleResult:
+def bundle(request: Request, options: BundleOptions | None = None, progress: Progress = SILENT) -> BundleResult:
     """Makes the bundle of a stack; one of the same stack and lock that is there already is only verified.
 
     Raises BadInput (place, files, another bundle there), ConflictError, CannotTell, NothingFits, StepFailed.
     """
-    progress = progress or BundleProgress()
     opened = _open_request(request, options or BundleOptions(), progress)
     if opened.out.exists():
         return BundleResult(opened.out, verify_bundle(opened))
@@ -57,11 +54,8 @@ def bundle(
         return BundleResult(plan.out, make_bundle(plan.contents, plan.out, tell=tell))
 
 
-def preview_bundle(
-    request: Request, options: BundleOptions | None = None, progress: BundleProgress | None = None
-) -> BundlePlan:
+def preview_bundle(request: Request, options: BundleOptions | None = None, progress: Progress = SILENT) -> BundlePlan:
     """What the bundle of a stack would hold. Nothing is written. Raises as `bundle`."""
-    progress = progress or BundleProgress()
     return _plan(_open_request(request, options or BundleOptions(), progress), progress)
 
 
@@ -81,7 +75,7 @@ def _open_request(request: Request, options: BundleOptions, progress: Progress) 
     return BundleRequest(stack, lock, resolver, request, replace(options, given=given, left_out=left_out))
 
 
-def _plan(request: BundleRequest, progress: BundleProgress) -> BundlePlan:
+def _plan(request: BundleRequest, progress: Progress) -> BundlePlan:
     """Raises BadInput where the disk does not have the room."""
     args = {"stack": request.stack.name, "platform": request.stack.platform.tag}
     progress.activity(Message("bundle.gathering", args))

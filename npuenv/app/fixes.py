@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
 from npuenv.app.examine import DoctorResult, recording, require_python
-from npuenv.app.progress import Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.checks import Status
 from npuenv.core.errors import ExitCode, StepFailed
 from npuenv.core.messages import Message, say
@@ -56,30 +55,12 @@ class FixResult:
     is_dry_run: bool
 
 
-class FixProgress(Progress):
-    """Shows nothing and agrees to everything; a caller overrides what it needs."""
-
-    def examining(self) -> contextlib.AbstractContextManager[Callable[[str], object] | None]:
-        """Gives what is called with each command before it runs, while the machine is examined."""
-        return contextlib.nullcontext()
-
-    def approve_fixes(self, planned: FixResult) -> None:
-        """The plan before anything is changed; raises to refuse it."""
-
-    def running(self) -> contextlib.AbstractContextManager[Callable[[Event], object]]:
-        """Gives what is called with each event, while the steps run."""
-        return contextlib.nullcontext(self.step)
-
-    def interrupted(self, undo: Path) -> None:
-        """The script undoes what was begun."""
-
-
-def fix(doctor: DoctorOptions, options: FixOptions | None = None, progress: FixProgress | None = None) -> FixResult:
+def fix(doctor: DoctorOptions, options: FixOptions | None = None, progress: Progress = SILENT) -> FixResult:
     """Examines this machine, fixes what can be fixed, and examines it again; or plans it, as for a capture.
 
     Raises BadInput for options that contradict each other, and as `doctor`.
     """
-    options, progress = options or FixOptions(), progress or FixProgress()
+    options = options or FixOptions()
     doctor.validate()
     require_python(doctor)
     python = checkup.active_python(doctor, progress.note)
@@ -96,7 +77,7 @@ def fix(doctor: DoctorOptions, options: FixOptions | None = None, progress: FixP
 
 
 def fix_findings(
-    before: DoctorResult, examine: Examine, options: FixOptions, progress: FixProgress, host: Host
+    before: DoctorResult, examine: Examine, options: FixOptions, progress: Progress, host: Host
 ) -> FixResult:
     """Fixes what was found `before` on `host`, and has it examined again. One step does not keep the others from it."""
     run = _FixRun(host, options, progress)
@@ -111,11 +92,12 @@ def fix_findings(
     result = FixResult(before, planned, before.exit_code, options.is_dry_run)
     if options.is_dry_run or not todo:
         return result
-    progress.approve_fixes(result)
+    progress.planned(result)
+    progress.confirm()
     try:
         reasons = run.execute(fixes, todo)
     except KeyboardInterrupt:
-        progress.interrupted(run.undo)
+        progress.note(Message("fix.undo", {"path": str(run.undo)}))
         raise
     states = {**states, **{step.id: "failed" if step.id in reasons else "done" for step in todo}}
     progress.note(Message("fix.checking"))
@@ -146,7 +128,7 @@ def _compared(
 class _FixRun:
     """One run: a folder of its own below the user's data folder, made when it is needed."""
 
-    def __init__(self, host: Host, options: FixOptions, progress: FixProgress) -> None:
+    def __init__(self, host: Host, options: FixOptions, progress: Progress) -> None:
         self._host, self._options, self._progress = host, options, progress
         data = Path(data_folder(host.environ()))
         homes = data / "fixes"
@@ -168,12 +150,12 @@ class _FixRun:
         The script that undoes them names each step before it begins, so that an interruption leaves a true one.
         """
         reasons: dict[str, Message] = {}
-        with self._progress.running() as tell:
+        with self._progress.executing():
             for number, step in enumerate(todo, 1):
                 self._write_undo(fixes, [each.id for each in todo[:number]])
 
                 def tell_numbered(event: Event, number: int = number) -> None:
-                    tell(replace(event, number=number, total=len(todo)))
+                    self._progress.step(replace(event, number=number, total=len(todo)))
 
                 try:
                     execute(Plan((replace(step, after=()),)), self._session(tell_numbered))

@@ -311,7 +311,8 @@ def execute(job: InstallJob, options: InstallOptions, progress: Progress) -> Ins
         again=options.again,
         proofs=_proofs(job),
     )
-    outcome = executor.execute(job.plan, session, only=options.only_step, start_at=options.from_step)
+    with progress.executing():
+        outcome = executor.execute(job.plan, session, only=options.only_step, start_at=options.from_step)
     remember(Path(target.root), Path(data_folder(resolver.host.environ())))
     is_proven = _is_proven(job)
     own = describe(LocalHost(), target.root) if is_proven else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.app import resolution
-from npuenv.app.progress import LocksProgress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.app.resolution import LockOptions, this_resolver
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message
@@ -115,15 +115,13 @@ class VerifiedLocks:
         return ExitCode.PROBLEMS if is_lost(rows) else ExitCode.UNKNOWN if is_unasked(rows) else ExitCode.FINE
 
 
-def lock_published(
-    request: Request, options: LockOptions | None = None, progress: LocksProgress | None = None
-) -> PublishedLocks:
+def lock_published(request: Request, options: LockOptions | None = None, progress: Progress = SILENT) -> PublishedLocks:
     """Locks the published stacks that a request leaves; what is there and still answers the same inputs stays.
 
     Stack, framework, hardware, architecture, Python and CANN choose. The page beside the locks is about all published
     stacks: it is written when none was left out. Raises BadInput where the request leaves none.
     """
-    options, progress = options or LockOptions(), progress or LocksProgress()
+    options = options or LockOptions()
     folder = options.out or resolution.own_locks()
     matrix = load_matrix()
     request = in_normal_form(request, matrix)
@@ -144,11 +142,11 @@ def lock_published(
 
 
 def _lock_all(
-    stacks: Sequence[Stack], resolver: Resolver, folder: Path, options: LockOptions, progress: LocksProgress
+    stacks: Sequence[Stack], resolver: Resolver, folder: Path, options: LockOptions, progress: Progress
 ) -> tuple[list[GridRow], CannotTell | None]:
     """What is known of the stacks, and the error that kept the others from being asked."""
     done: list[GridRow] = []
-    with progress.locks(len(stacks)) as tick:
+    with progress.counting(len(stacks)) as tick:
 
         def add(row: GridRow) -> None:
             done.append(row)
@@ -181,16 +179,15 @@ def _is_chosen(result: Stack | Conflict, request: Request) -> bool:
     return all(wanted in (None, there) for wanted, there in pairs)
 
 
-def verify_locks(words: Sequence[str] = (), progress: LocksProgress | None = None) -> VerifiedLocks:
+def verify_locks(words: Sequence[str] = (), progress: Progress = SILENT) -> VerifiedLocks:
     """Asks the indexes for everything that locks name: those of files and stack names, without words the shipped ones.
 
     Raises BadInput for a word that is neither, and for a lock that was edited.
     """
-    progress = progress or LocksProgress()
     resolver = this_resolver(progress)
     locks = locks_named(words, (resolution.own_locks(), store.shipped_folder()))
     found = []
-    with progress.locks(len(locks)) as tick:
+    with progress.counting(len(locks)) as tick:
         for lock in locks:
             found.append((lock, verify_lock(lock, resolver)))
             tick(lock.file_name)

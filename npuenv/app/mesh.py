@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.app.progress import MeshProgress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.cluster import mesh, parallel_ssh
 from npuenv.cluster.inventory import read
 from npuenv.cluster.mesh import FULL, SAMPLED, PingOutcome, Results, running
@@ -42,11 +43,11 @@ class MeshOptions:
     limit_s: float = running.LIMIT_S  # of one ping
     parallel: int = PARALLEL
     ssh_config: str | None = None
+    report: tuple[str, ...] = ()  # options of the command line about the report, for the command that resumes
 
 
-def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None, ask: Ask = parallel_ssh.ask) -> MeshResult:
+def ping_mesh(options: MeshOptions, progress: Progress = SILENT, ask: Ask = parallel_ssh.ask) -> MeshResult:
     """What all pings came to. `ask` is for the survey of the nodes before them. Raises BadInput."""
-    progress = progress or MeshProgress()
     began = time.monotonic()
     inventory = read(options.hosts)
     # Nodes that are to have no cards have nothing to ping with, and nothing that could be pinged.
@@ -88,7 +89,7 @@ def _new_state(results: Results) -> Path:
     return Path(data_folder(os.environ), "mesh", f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}.json")
 
 
-def _estimate(progress: MeshProgress, run: MeshRun) -> None:
+def _estimate(progress: Progress, run: MeshRun) -> None:
     """Reports how long the run takes, measured on the first pings, and asks if that is much."""
     is_resumed = run.results.num_timed > 0
     each_s = run.measure()
@@ -100,10 +101,10 @@ def _estimate(progress: MeshProgress, run: MeshRun) -> None:
         args = {"left": left["pings"], "pings": run.plan.num_pings, "time": left["time"]}
         progress.note(Message("mesh.estimate-left", args))
     elif run.plan.mode == FULL and len(run.plan.devices) > mesh.MOST_FOR_FULL:
-        progress.confirm(mesh.MOST_FOR_FULL)
+        progress.confirm(Message("mesh.large", {"most": mesh.MOST_FOR_FULL}), Message("mesh.large-hint"))
 
 
-def _run_pings(progress: MeshProgress, run: MeshRun, state: Path) -> None:
+def _run_pings(progress: Progress, run: MeshRun, state: Path) -> None:
     """Makes the pings that are left, and saves the results after every batch."""
     total = run.plan.num_pings
     with progress.pings(total) as show:
@@ -120,20 +121,34 @@ def _run_pings(progress: MeshProgress, run: MeshRun, state: Path) -> None:
 
 
 @contextlib.contextmanager
-def _saved(options: MeshOptions, progress: MeshProgress, run: MeshRun, state: Path) -> Iterator[None]:
+def _saved(options: MeshOptions, progress: Progress, run: MeshRun, state: Path) -> Iterator[None]:
     """Saves what is done if the block is interrupted or leaves pings without an answer; else removes the file."""
     try:
         yield
     except KeyboardInterrupt:
         if run.results.num_timed:
             _save(run, state)
-            progress.unfinished(run.plan.mode, state, is_interrupted=True)
+            progress.note(_how_to_resume("go-on", options, run.plan.mode, state))
         raise
     if any(True for _ in run.results.pairs(PingOutcome.UNTRIED, PingOutcome.SILENT)):
         _save(run, state)
-        progress.unfinished(run.plan.mode, state, is_interrupted=False)
+        progress.note(_how_to_resume("retry", options, run.plan.mode, state))
     elif options.state is None:
         state.unlink(missing_ok=True)
+
+
+def _how_to_resume(key: str, options: MeshOptions, mode: str, state: Path) -> Message:
+    key += "-input" if options.hosts == "-" else ""
+    return Message(f"mesh.{key}", {"command": resume_command(options, mode, state)})
+
+
+def resume_command(options: MeshOptions, mode: str, state: Path) -> str:
+    """The command line that resumes a run, and gives the same report."""
+    words = ["npuenv", "cluster", "mesh", "--hosts", options.hosts, f"--{mode}", "--resume", str(state)]
+    words += ["--ssh-config", options.ssh_config] if options.ssh_config else []
+    words += ["--limit", f"{options.limit_s:g}"] if options.limit_s != running.LIMIT_S else []
+    words += ["--parallel", str(options.parallel)] if options.parallel != PARALLEL else []
+    return shlex.join([*words, *options.report])
 
 
 def _save(run: MeshRun, state: Path) -> None:

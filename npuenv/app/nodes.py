@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
-from npuenv.app.progress import NodesProgress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.bundle.zipapp import content
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.consistency import check_consistency, check_identities
@@ -26,7 +26,7 @@ from npuenv.cluster.node_results import (
 from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_findings
-from npuenv.cluster.ssh import Options, require_config
+from npuenv.cluster.ssh import Options, describe_failure, require_config
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.resolve.types import ConflictError
@@ -67,14 +67,13 @@ class NodesOptions:
 
 
 def doctor_nodes(
-    options: NodesOptions, doctor: DoctorOptions, progress: NodesProgress | None = None, ask: Ask = parallel_ssh.ask
+    options: NodesOptions, doctor: DoctorOptions, progress: Progress = SILENT, ask: Ask = parallel_ssh.ask
 ) -> ClusterReport:
     """What is wrong with each node of an inventory, or of a folder of captures, and between them. Raises BadInput.
 
     `ask` is for the rounds after the captures, whose answers `progress` does not show one by one.
     """
     options.validate(doctor)
-    progress = progress or NodesProgress()
     if options.hosts is not None:
         return _examine_nodes(options, doctor, progress, ask)
     assert doctor.capture is not None
@@ -85,7 +84,7 @@ def doctor_nodes(
     return examination.report(inventory)
 
 
-def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: NodesProgress, ask: Ask) -> ClusterReport:
+def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: Progress, ask: Ask) -> ClusterReport:
     """Collects a capture of every node and examines each as it arrives, then has the nodes probe each other."""
     assert options.hosts is not None
     inventory = read(options.hosts)
@@ -99,12 +98,12 @@ def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: Nodes
         writer = stack.enter_context(CaptureWriter(options.save, inventory)) if options.save else None
         captures = collect_captures(inventory.nodes, content(), examination.words, limit_s=limit_s, transport=transport)
         stack.enter_context(contextlib.closing(captures))
-        show = stack.enter_context(progress.captures(len(inventory.nodes)))
+        show = stack.enter_context(progress.counting(len(inventory.nodes)))
         for capture in captures:
             if writer:
                 writer.add(capture)
             examination.add(capture)
-            show(capture)
+            show(_line(capture))
     if writer:
         progress.note(Message("cluster.saved", {"count": writer.count, "path": str(options.save)}))
     examination.probe(inventory, replace(transport, ask=ask), options.shared)
@@ -112,10 +111,18 @@ def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: Nodes
     return examination.report(inventory, asked=frozenset(asked | ({"agree.storage"} if options.shared else set())))
 
 
+def _line(capture: NodeCapture) -> str | Message:
+    """A node that has answered, with its seconds, or why it has not."""
+    if capture.failure is None:
+        return f"{capture.node.name} ({capture.seconds:.1f} s)"
+    says = describe_failure(capture.failure, capture.node.address, capture.at)
+    return Message("cluster.silent-node", {"name": capture.node.name, "says": says})
+
+
 class _Examination:
     """Examines nodes one by one as for a single machine, and then what lies between them."""
 
-    def __init__(self, doctor: DoctorOptions, source: str, progress: NodesProgress) -> None:
+    def __init__(self, doctor: DoctorOptions, source: str, progress: Progress) -> None:
         self._doctor, self._source, self._progress = doctor, source, progress
         self._stack = checkup.find_stack(doctor)  # an unknown name is refused before any node is contacted
         self._reports: dict[str, NodeReport] = {}

@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from npuenv.bundle.fetch import DownloadProgress
     from npuenv.bundle.make import BundlePlan
     from npuenv.bundle.reader import Bundle
-    from npuenv.cluster.node_results import NodeCapture
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
     from npuenv.core.plan import Plan, Step
@@ -138,61 +136,43 @@ class Progress:
     def activity(self, message: Message) -> None:
         """What begins now and may take a while."""
 
+    def conflict(self, error: ConflictError) -> None:
+        """The stack fits no machine like one of the nodes."""
+
+    def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
+        """The plan before anything is changed, and what an update changes; raises to refuse it."""
+
+    def planned(self, plan: Any) -> None:
+        """The plan of a bundle (`BundlePlan`) or of fixes (`FixResult`), before anything is changed."""
+
+    def confirm(self, *warnings: Message) -> None:
+        """Before what was planned, or what the warnings are about, begins; raises to refuse it."""
+
+    def executing(self) -> AbstractContextManager[None]:
+        """The block in which the steps of a plan run."""
+        return nullcontext()
+
     def step(self, event: Event) -> None:
         """A step of a plan starts, prints a line, ends or is skipped."""
 
     def waiting(self, path: str, pids: tuple[int, ...]) -> None:
         """Another process works on the environment; `pids` as far as known."""
 
-    def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
-        """The plan before anything is changed, and what an update changes; raises to refuse it."""
+    def examining(self) -> AbstractContextManager[Callable[[str], object] | None]:
+        """Gives what is called with each command before it runs, while the machine is examined."""
+        return nullcontext()
+
+    def counting(self, total: int) -> AbstractContextManager[Callable[[str | Message], object]]:
+        """Gives what is called with each that is done, of `total` in all."""
+        return nullcontext(lambda done: None)
+
+    def pings(self, total: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Gives what is called with the number of pings that are done, of `total`, after each."""
+        return nullcontext(lambda done: None)
+
+    def fetching(self, plan: BundlePlan) -> AbstractContextManager[Callable[[DownloadProgress], None]]:
+        """Gives what is called with how far the downloads are."""
+        return nullcontext(lambda done: None)
 
 
 SILENT = Progress()
-
-
-class BundleProgress(Progress):
-    """Shows nothing and agrees to everything; a caller overrides what it needs."""
-
-    def planned(self, plan: BundlePlan) -> None:
-        """What goes in is known."""
-
-    def confirm(self) -> None:
-        """Before anything is fetched; raises to refuse it."""
-
-    def fetching(self, plan: BundlePlan) -> contextlib.AbstractContextManager[Callable[[DownloadProgress], None]]:
-        """Gives what is called with how far the downloads are."""
-        return contextlib.nullcontext(lambda progress: None)
-
-
-class LocksProgress(Progress):
-    """Shows nothing; a caller overrides what it needs."""
-
-    def locks(self, total: int) -> contextlib.AbstractContextManager[Callable[[str], object]]:
-        """Gives what is called with the name of each lock that is done, of `total` in all."""
-        return contextlib.nullcontext(lambda name: None)
-
-
-class MeshProgress(Progress):
-    """Shows nothing and agrees to everything; a caller overrides what it needs."""
-
-    def confirm(self, most: int) -> None:
-        """Before a full mesh of more than `most` devices; raises to refuse it."""
-
-    def pings(self, total: int) -> contextlib.AbstractContextManager[Callable[[int], object]]:
-        """Gives what is called with the number of pings that are done, of `total`, after each."""
-        return contextlib.nullcontext(lambda done: None)
-
-    def unfinished(self, mode: str, state: Path, *, is_interrupted: bool) -> None:
-        """What is done is saved, and can be resumed: the run was interrupted, or some pings could not be made."""
-
-
-class NodesProgress(Progress):
-    """Shows nothing; a caller overrides what it needs."""
-
-    def captures(self, total: int) -> contextlib.AbstractContextManager[Callable[[NodeCapture], object]]:
-        """Gives what is called with each capture, of `total` in all."""
-        return contextlib.nullcontext(lambda capture: None)
-
-    def conflict(self, error: ConflictError) -> None:
-        """The stack fits no machine like one of the nodes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,17 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import app
-from npuenv.app.progress import BundleProgress
 from npuenv.cli.common import FILE, HelpfulCommand, Ui, absolute, common_options, request_options
-from npuenv.cli.progress import DownloadBar, StepProgress, confirm
+from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from npuenv.app import BundleResult
-    from npuenv.bundle.fetch import DownloadProgress
     from npuenv.bundle.layout import Needed
     from npuenv.bundle.make import BundlePlan
     from npuenv.resolve.types import Request
@@ -101,20 +96,9 @@ def _pair(word: str) -> tuple[str, str]:
     return name, str(absolute(Path(path)))
 
 
-class _BundleProgress(StepProgress, BundleProgress):
-    """Lists what goes in, asks, and shows the downloads."""
-
+class _BundleProgress(StepProgress):
     def planned(self, plan: BundlePlan) -> None:
         _list(self._ui, plan)
-
-    def confirm(self) -> None:
-        if not self._yes:
-            confirm(self._ui)
-
-    @contextlib.contextmanager
-    def fetching(self, plan: BundlePlan) -> Iterator[Callable[[DownloadProgress], None]]:
-        with DownloadBar(self._ui, plan.contents.fetched, len(plan.contents.items)) as bar:
-            yield bar.tell
 
 
 def _list(ui: Ui, plan: BundlePlan) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.app.nodes import NodesOptions, doctor_nodes
-from npuenv.app.progress import NodesProgress
 from npuenv.checks import Status
-from npuenv.cli.common import show_conflict
-from npuenv.cli.progress import CountBar, StepProgress, report_pending
-from npuenv.cluster.ssh import describe_failure
+from npuenv.cli.progress import StepProgress, report_pending
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.messages import Message, say
+from npuenv.core.messages import Message
 from npuenv.report import cluster
 from npuenv.report.doctor import Scope
 from npuenv.report.terminal import Manner
@@ -22,10 +17,7 @@ from npuenv.terminal.output import page_of, require_writable, write_output
 from npuenv.terminal.run import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from npuenv.app import ConflictError
-    from npuenv.cluster.node_results import ClusterReport, NodeCapture
+    from npuenv.cluster.node_results import ClusterReport
     from npuenv.terminal.options import DoctorCommand
     from npuenv.terminal.run import Ui
 
@@ -40,29 +32,11 @@ def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
     options.validate(command)
     if command.out is not None:
         require_writable(command.out)
-    report = doctor_nodes(options, command, _NodesProgress(ui), report_pending(ui))
+    report = doctor_nodes(options, command, StepProgress(ui), report_pending(ui))
     is_well = report.code is ExitCode.FINE and not any(each.status is Status.UNKNOWN for each in report.agreement)
     if command.format != "text" or command.out or not ui.is_quiet or not is_well:
         write_output(ui, command, _render(ui, command, report))
     return report.code
-
-
-class _NodesProgress(StepProgress, NodesProgress):
-    """On stderr: a bar, or a line for each node."""
-
-    @contextlib.contextmanager
-    def captures(self, total: int) -> Iterator[Callable[[NodeCapture], object]]:
-        with CountBar(self._ui, total) as bar:
-            yield lambda capture: bar.tick(self._line_of(capture))
-
-    def conflict(self, error: ConflictError) -> None:
-        show_conflict(replace(self._ui, is_json=False), error)  # on stderr, never as a second document
-
-    def _line_of(self, capture: NodeCapture) -> str:
-        if capture.failure is None:
-            return f"{capture.node.name} ({capture.seconds:.1f} s)"
-        says = describe_failure(capture.failure, capture.node.address, capture.at)
-        return say(Message("cluster.silent-node", {"name": capture.node.name, "says": says}), self._ui.lang)
 
 
 def _render(ui: Ui, command: DoctorCommand, report: ClusterReport) -> str:

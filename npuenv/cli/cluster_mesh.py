@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,24 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.app.mesh import PARALLEL, MeshOptions, ping_mesh
-from npuenv.app.progress import MeshProgress
 from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options
-from npuenv.cli.progress import ProgressBar, StepProgress, confirm, report_pending
+from npuenv.cli.progress import StepProgress, report_pending
 from npuenv.cluster.mesh import FULL, SAMPLED
 from npuenv.cluster.mesh.document import document
 from npuenv.cluster.mesh.running import LIMIT_S
 from npuenv.core.errors import BadInput
-from npuenv.core.messages import Message, say
+from npuenv.core.messages import Message
 from npuenv.report.mesh import brief, lines, render_html
 from npuenv.terminal.options import chosen_format
 from npuenv.terminal.output import require_writable, write
 from npuenv.terminal.run import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.progress import ProgressColumn
-
     from npuenv.cluster.mesh.document import MeshResult
 
 _FORMATS = ("text", "json", "html")
@@ -81,8 +74,8 @@ def command(
         require_writable(out)
     mode = FULL if is_full else SAMPLED if is_sampled else None
     options["parallel"] = options["parallel"] or PARALLEL
-    mesh = MeshOptions(mode=mode, **options)
-    result = ping_mesh(mesh, _MeshProgress(ui, mesh, form, out, yes=yes), report_pending(ui))
+    mesh = MeshOptions(mode=mode, report=report_words(form, out), **options)
+    result = ping_mesh(mesh, StepProgress(ui, yes=yes), report_pending(ui))
     _report(ui, result, mesh.hosts, form, out)
     return int(result.code)
 
@@ -92,58 +85,10 @@ def _format_of(out: str | None) -> str:
     return {".html": "html", ".json": "json"}.get(Path(out).suffix if out else "", "text")
 
 
-def resume_command(options: MeshOptions, mode: str, state: Path, form: str, out: str | None) -> str:
-    """The command line that resumes a run, and gives the same report."""
-    words = ["npuenv", "cluster", "mesh", "--hosts", options.hosts, f"--{mode}", "--resume", str(state)]
-    words += ["--ssh-config", options.ssh_config] if options.ssh_config else []
-    words += ["--limit", f"{options.limit_s:g}"] if options.limit_s != LIMIT_S else []
-    words += ["--parallel", str(options.parallel)] if options.parallel != PARALLEL else []
-    words += ["--format", form] if form != _format_of(out) else []
-    words += ["-o", out] if out is not None else []
-    return shlex.join(words)
-
-
-class _PingBar(ProgressBar):
-    """Counts pings: a bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, ui: Ui, total: int) -> None:
-        super().__init__(ui, total)
-        self._lang, self._shown_s = ui.lang, time.monotonic()
-
-    def show(self, done: int) -> None:
-        """Shows how many are done, if some time has passed since it last did."""
-        every_s = 0.2 if self._bar else 10.0
-        if time.monotonic() - self._shown_s >= every_s:
-            self._shown_s = time.monotonic()
-            line = say(Message("mesh.progress", {"done": done, "total": self._total}), self._lang)
-            self._show(line, completed=done, description=line)
-
-    def _columns(self) -> tuple[ProgressColumn, ...]:
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        return BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
-
-
-class _MeshProgress(StepProgress, MeshProgress):
-    def __init__(self, ui: Ui, options: MeshOptions, form: str, out: str | None, *, yes: bool) -> None:
-        super().__init__(ui, yes=yes)
-        self._options, self._form, self._out = options, form, out
-
-    def confirm(self, most: int) -> None:
-        if not self._yes:
-            self.note(Message("mesh.large", {"most": most}))
-            self.note(Message("mesh.large-hint"))
-            confirm(self._ui)
-
-    @contextlib.contextmanager
-    def pings(self, total: int) -> Iterator[Callable[[int], object]]:
-        with _PingBar(self._ui, total) as bar:
-            yield bar.show
-
-    def unfinished(self, mode: str, state: Path, *, is_interrupted: bool) -> None:
-        command = resume_command(self._options, mode, state, self._form, self._out)
-        key = ("go-on" if is_interrupted else "retry") + ("-input" if self._options.hosts == "-" else "")
-        self.note(Message(f"mesh.{key}", {"command": command}))
+def report_words(form: str, out: str | None) -> tuple[str, ...]:
+    """The options that give the same report."""
+    words = ["--format", form] if form != _format_of(out) else []
+    return (*words, *(["-o", out] if out is not None else []))
 
 
 def _report(ui: Ui, result: MeshResult, hosts: str, form: str, out: str | None) -> None:

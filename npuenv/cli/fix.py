@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,20 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import app
-from npuenv.app.fixes import FixProgress
-from npuenv.cli.progress import StepProgress, confirm
+from npuenv.cli.progress import StepProgress
 from npuenv.core.messages import Message
 from npuenv.report.fix import fix_document, outcome_lines, plan_lines
-from npuenv.terminal.output import Spinner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from npuenv.app import FixResult
     from npuenv.cli.common import Ui
     from npuenv.core.errors import ExitCode
-    from npuenv.install.executor import Event
     from npuenv.terminal.options import DoctorCommand
 
 
@@ -35,29 +30,12 @@ def run_fix(ui: Ui, command: DoctorCommand) -> ExitCode:
     return result.exit_code
 
 
-class ConsoleProgress(StepProgress, FixProgress):
-    """Shows the plan, asks unless `yes`, and draws what runs."""
+class ConsoleProgress(StepProgress):
+    """Shows the plan: always where there is a question about it."""
 
-    @contextlib.contextmanager
-    def examining(self) -> Iterator[Callable[[str], object] | None]:
-        with Spinner(self._ui) as spinner:
-            yield spinner.on_command
-
-    def approve_fixes(self, planned: FixResult) -> None:
-        lines = plan_lines(planned.outcome, self._ui.lang, planned.before.restore)
-        if not self._yes:
-            _print(lines, err=self._ui.is_json)
-            confirm(self._ui)
-        elif not (self._ui.is_json or self._ui.is_quiet):
-            _print(lines)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[Callable[[Event], object]]:
-        with StepProgress(self._ui) as progress:
-            yield progress.step
-
-    def interrupted(self, undo: Path) -> None:
-        self.note(Message("fix.undo", {"path": str(undo)}))
+    def planned(self, plan: FixResult) -> None:
+        if not self._yes or not (self._ui.is_json or self._ui.is_quiet):
+            _print(plan_lines(plan.outcome, self._ui.lang, plan.before.restore), err=self._ui.is_json)
 
 
 def report(ui: Ui, result: FixResult) -> None:

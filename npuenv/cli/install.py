@@ -107,8 +107,7 @@ def command(
 
 def run_install(ui: Ui, request: Request, options: InstallOptions, *, yes: bool) -> Path:
     """Installs with progress shown, and reports; the environment's folder."""
-    with StepProgress(ui, yes=yes) as progress:
-        result = app.install(request, options, progress)
+    result = app.install(request, options, StepProgress(ui, yes=yes))
     _report(ui, result)
     return Path(result.job.target.root)
 
@@ -165,8 +164,7 @@ def _report(ui: Ui, result: InstallResult) -> None:
 
 
 def _update(ui: Ui, request: Request, options: InstallOptions, *, yes: bool, is_dry_run: bool) -> ExitCode:
-    with StepProgress(ui, yes=yes) as progress:
-        found = app.update(request, options, progress, is_dry_run=is_dry_run)
+    found = app.update(request, options, StepProgress(ui, yes=yes), is_dry_run=is_dry_run)
     own = found.environment.described
     if found.result is not None:
         _report(ui, found.result)
@@ -193,11 +191,10 @@ def _repair(
     """`is_shown`: the plan is only printed, as a list or `as_script`."""
     # What is there is restored: a request for something else would be written down and not met.
     refuse_with("--repair", options_of(replace(request, stack=None, framework=None)))
-    with StepProgress(ui, yes=yes) as progress:
-        if is_shown:
-            return _show_plan(ui, *app.updates.repair_request(request, options, progress), as_script=as_script)
-        result = app.repair(request, options, progress)
-    _report(ui, result)
+    progress = StepProgress(ui, yes=yes)
+    if is_shown:
+        return _show_plan(ui, *app.updates.repair_request(request, options, progress), as_script=as_script)
+    _report(ui, app.repair(request, options, progress))
     return ExitCode.FINE
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app, report
-from npuenv.app.progress import LocksProgress
 from npuenv.cli.common import FILE, HelpfulCommand, Ui, common_options, options_of, refuse_with, request_options
-from npuenv.cli.progress import CountBar, StepProgress
+from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from npuenv.app import LockedRequest
@@ -148,17 +145,8 @@ def _package_json(package: LockedPackage) -> dict[str, object]:
     return {**row, "witnesses": package.witnesses} if package.witnesses else row
 
 
-class _LockProgress(StepProgress, LocksProgress):
-    """With a bar, or a line for each lock."""
-
-    @contextlib.contextmanager
-    def locks(self, total: int) -> Iterator[Callable[[str], object]]:
-        with CountBar(self._ui, total) as bar:
-            yield bar.tick
-
-
 def _verify(ui: Ui, words: tuple[str, ...]) -> int:
-    verified = app.verify_locks(words, _LockProgress(ui))
+    verified = app.verify_locks(words, StepProgress(ui))
     if ui.is_json:
         document = {"schema": "npuenv.verify/1", "exit": int(verified.exit_code)}
         ui.print_json({**document, "locks": report.shelf.verified_json(verified.locks)})
@@ -171,7 +159,7 @@ def _lock_all(ui: Ui, request: Request, options: app.LockOptions) -> int:
     # What would change a stack, instead of choosing among the published ones.
     changing = replace(request, framework=None, hardware=None, arch=None, python=None, cann=None)
     refuse_with("--all", {**options_of(changing), "--for NAME==RELEASE": "==" in (request.framework or "")})
-    found = app.lock_published(request, options, _LockProgress(ui))
+    found = app.lock_published(request, options, StepProgress(ui))
     if ui.is_json:
         rows = report.shelf.shelf_json(found.rows, ui.lang)
         ui.print_json({"schema": "npuenv.locks/1", "exit": int(found.exit_code), "rows": rows})

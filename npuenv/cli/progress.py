@@ -8,12 +8,14 @@ import contextlib
 import functools
 import sys
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv.app.progress import Progress
-from npuenv.cli.common import Stop, Ui
+from npuenv.cli.common import Stop, Ui, show_conflict
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, clean, say
 
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     from rich.status import Status
     from typing_extensions import Self
 
+    from npuenv.app import ConflictError
     from npuenv.app.progress import InstallJob, PackageChange
     from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.make import BundlePlan
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import NodeAnswer
     from npuenv.core.plan import Plan
@@ -98,7 +102,7 @@ class ProgressBar:
     """A bar to `total`. Silent with --quiet."""
 
     def __init__(self, ui: Ui, total: int) -> None:
-        self._is_quiet = ui.is_quiet
+        self._lang, self._is_quiet = ui.lang, ui.is_quiet
         self._console = ui.console(stderr=True)
         self._total = total
         self._bar: RichProgress | None = None
@@ -131,12 +135,12 @@ class ProgressBar:
 
 
 class CountBar(ProgressBar):
-    """Counts to `total`."""
+    """Counts to `total`; called with each that is done."""
 
     _done = 0
 
-    def tick(self, name: str) -> None:
-        """One more is done."""
+    def __call__(self, done: str | Message) -> None:
+        name = done if isinstance(done, str) else say(done, self._lang)
         self._done += 1
         self._show(f"[{self._done}/{self._total}] {name}", advance=1, description=name)
 
@@ -146,15 +150,34 @@ class CountBar(ProgressBar):
         return BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
 
 
+class PingBar(ProgressBar):
+    """Counts pings, called with how many are done: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, ui: Ui, total: int) -> None:
+        super().__init__(ui, total)
+        self._shown_s = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        every_s = 0.2 if self._bar else 10.0
+        if time.monotonic() - self._shown_s >= every_s:
+            self._shown_s = time.monotonic()
+            line = say(Message("mesh.progress", {"done": done, "total": self._total}), self._lang)
+            self._show(line, completed=done, description=line)
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        return BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+
+
 class DownloadBar(ProgressBar):
-    """The bytes of a download, `total` in all, and its files."""
+    """The bytes of a download, `total` in all, and its files; called with how far it is."""
 
     def __init__(self, ui: Ui, total: int, num_files: int) -> None:
         super().__init__(ui, total)
         self._num_files, self._num_done, self._name = num_files, 0, ""
 
-    def tell(self, told: DownloadProgress) -> None:
-        """Shows how far it is."""
+    def __call__(self, told: DownloadProgress) -> None:
         self._num_done += bool(told.file)
         self._name = told.file or self._name
         percent = 100 * told.done // max(1, told.total)
@@ -194,6 +217,31 @@ class StepProgress(Progress):
 
     def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
         approve_plan(self._ui, job, changes, yes=self._yes)
+
+    def confirm(self, *warnings: Message) -> None:
+        if not self._yes:
+            for warning in warnings:
+                self.note(warning)
+            confirm(self._ui)
+
+    def conflict(self, error: ConflictError) -> None:
+        show_conflict(replace(self._ui, is_json=False), error)  # on stderr, never as a second document
+
+    @contextlib.contextmanager
+    def examining(self) -> Iterator[Callable[[str], object] | None]:
+        from npuenv.terminal.output import Spinner
+
+        with Spinner(self._ui) as spinner:
+            yield spinner.on_command
+
+    def counting(self, total: int) -> CountBar:
+        return CountBar(self._ui, total)
+
+    def pings(self, total: int) -> PingBar:
+        return PingBar(self._ui, total)
+
+    def fetching(self, plan: BundlePlan) -> DownloadBar:
+        return DownloadBar(self._ui, plan.contents.fetched, len(plan.contents.items))
 
     def activity(self, message: Message) -> None:
         self._ui.say(message, err=self._ui.is_json)
@@ -268,16 +316,15 @@ class StepProgress(Progress):
             self._status = self._console.status("")
             self._status.start()
 
-    def __enter__(self) -> StepProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._has_printed and error is None:
-            self._print_skipped()
-        if self._status:
-            self._status.stop()
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        try:
+            yield
+            if self._has_printed:
+                self._print_skipped()
+        finally:
+            if self._status:
+                self._status.stop()
 
 
 def report_pending(ui: Ui, *, first_s: float = _PENDING_FIRST_S) -> Callable[..., Generator[NodeAnswer, None, None]]:

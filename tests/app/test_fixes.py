@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.app import DoctorOptions, FixOptions, fix
-from npuenv.app.fixes import FixProgress, FixResult, fix_findings
+from npuenv.app import DoctorOptions, FixOptions, Progress, fix
+from npuenv.app.fixes import FixResult, fix_findings
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.host.local import LocalHost
@@ -18,9 +18,9 @@ CAPTURE = Path(__file__).parents[1] / "support" / "hosts" / "a3_healthy.json"
 
 
 class Fixing(World):
-    def fix(self, progress: FixProgress | None = None) -> FixResult:
+    def fix(self, progress: Progress | None = None) -> FixResult:
         host = LocalHost()
-        return fix_findings(self.look(host), self.look, FixOptions(), progress or FixProgress(), host)
+        return fix_findings(self.look(host), self.look, FixOptions(), progress or Progress(), host)
 
 
 def test_a_capture_is_only_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,9 +44,11 @@ def test_what_was_fixed_is_in_the_result(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_refused_changes_nothing(tmp_path: Path) -> None:
-    class Refusing(FixProgress):
-        def approve_fixes(self, planned: FixResult) -> None:
-            assert planned.outcome.states == {"machine-disk": "planned"}
+    class Refusing(Progress):
+        def planned(self, plan: FixResult) -> None:
+            assert plan.outcome.states == {"machine-disk": "planned"}
+
+        def confirm(self, *warnings: Message) -> None:
             raise BadInput(Message("cli.cannot-ask"))
 
     world = Fixing()

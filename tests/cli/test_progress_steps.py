@@ -15,7 +15,8 @@ from npuenv.install.executor import Event, StepEvent
 
 def told(states: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What is printed of steps that were done (d) or had nothing to do (s)."""
-    with StepProgress(Ui("en")) as progress:
+    progress = StepProgress(Ui("en"))
+    with progress.executing():
         for number, letter in enumerate(states, 1):
             step = Step(f"step{number}", Message("cli.yes"), (), ())
             progress.step(Event(StepEvent.START, step, number, len(states)))

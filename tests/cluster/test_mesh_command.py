@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from npuenv.app.mesh import MeshOptions
-from npuenv.cli import cluster_mesh, main
-from npuenv.cli.cluster_mesh import resume_command
+from npuenv.app.mesh import MeshOptions, resume_command
+from npuenv.cli import main
+from npuenv.cli.cluster_mesh import report_words
+from npuenv.cli.progress import PingBar
 from npuenv.cluster.mesh import MeshDevice, PingOutcome, Results
 from npuenv.cluster.mesh.running import load_results, save_results
 from tests.cluster.mesh_world import Direct, World
@@ -284,7 +285,7 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
     world.kill_card("node02:1")
     world.hold_after(10)
     heard = []
-    monkeypatch.setattr(cluster_mesh._PingBar, "show", lambda _, done: heard.append(done))
+    monkeypatch.setattr(PingBar, "__call__", lambda _, done: heard.append(done))
 
     def interrupt() -> None:
         if until(lambda: max(heard, default=0) >= 6 and len(world.made()) >= 10):
@@ -436,16 +437,18 @@ def test_full_and_sampled_exclude_each_other(make_world: Any, capsys: pytest.Cap
 
 def test_the_command_that_goes_on_repeats_how_pings_are_made() -> None:
     usual, state = MeshOptions("hosts"), Path("/s")
-    assert resume_command(usual, "full", state, "text", None) == "npuenv cluster mesh --hosts hosts --full --resume /s"
-    other = resume_command(replace(usual, limit_s=2.5, parallel=4), "sampled", state, "text", None)
+    assert resume_command(usual, "full", state) == "npuenv cluster mesh --hosts hosts --full --resume /s"
+    other = resume_command(replace(usual, limit_s=2.5, parallel=4), "sampled", state)
     assert other.endswith("--sampled --resume /s --limit 2.5 --parallel 4")
     for form, out, words in (
-        ("html", "mesh.html", "-o mesh.html"),
-        ("json", None, "--format json"),
-        ("json", "-", "--format json -o -"),
-        ("text", "a.json", "--format text -o a.json"),
+        ("text", None, ""),
+        ("html", "mesh.html", " -o mesh.html"),
+        ("json", None, " --format json"),
+        ("json", "-", " --format json -o -"),
+        ("text", "a.json", " --format text -o a.json"),
     ):
-        assert resume_command(usual, "full", state, form, out).endswith(f"--resume /s {words}")
+        same = replace(usual, report=report_words(form, out))
+        assert resume_command(same, "full", state).endswith(f"--resume /s{words}")
 
 
 @pytest.mark.usefixtures("direct")

@@ -383,7 +383,8 @@ def test_a_long_step_says_now_and_then_that_it_is_alive_where_there_is_no_termin
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     step = Step("torch", Message("plan.why-rest"), (), ())
-    with StepProgress(Ui(lang="en", is_quiet=False)) as progress:
+    progress = StepProgress(Ui(lang="en", is_quiet=False))
+    with progress.executing():
         for second in range(1, 100):
             if second == 60:
                 progress.step(Event(StepEvent.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))

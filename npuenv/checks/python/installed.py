@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import Context, fix_for, message
 from npuenv.core import versions
@@ -93,7 +93,7 @@ def pip_fix(
     remove: tuple[str, ...] = (),
     install: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
-    **args: object,
+    **args: Any,
 ) -> Fix:
     """Removes packages, then installs others; automatic, with its undo, unless that could harm the environment.
 
