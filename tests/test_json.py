@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.core import documents as _json
 from npuenv.core import documents as _toml
-from npuenv.core.documents import JsonError, TomlError, load_json, parse_json
+from npuenv.core.documents import JsonError, TomlError, load_json, parse_json, parse_json_at
 
 BAD = [
     "",
@@ -49,6 +49,13 @@ def test_json_within_the_bounds_is_read(text: str) -> None:
 def test_nan_is_a_number_where_it_is_asked_for() -> None:
     nan, infinity = parse_json("[NaN, Infinity]", has_nan=True)
     assert math.isnan(nan) and math.isinf(infinity)
+
+
+def test_a_value_inside_a_text_has_the_same_bounds() -> None:
+    assert parse_json_at('see {"a": 1} there', 4) == ({"a": 1}, 12)
+    for text in ("[" * 100_000, "1" * 5000, "x"):
+        with pytest.raises(JsonError):
+            parse_json_at(text, 0)
 
 
 def test_a_file_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,17 @@ def parse_json(text: str | bytes, *, has_nan: bool = False) -> Any:
         raise JsonError(_TOO_DEEP) from error
 
 
+def parse_json_at(text: str, start: int) -> tuple[Any, int]:
+    """The value that begins at an offset, and the offset behind it. Raises JsonError."""
+    try:
+        value, end = _STRICT.raw_decode(text, start)
+        return _shallow(value), end
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg) from error
+    except RecursionError as error:
+        raise JsonError(_TOO_DEEP) from error
+
+
 def load_json(path: Path) -> Any:
     """The value of a file. Raises OSError or JsonError."""
     return parse_json(read_bytes(path, _MOST_BYTES))

@@ -3,26 +3,32 @@
 A paste is what people put into an issue: tables, lists, logs and shell sessions in any order, quoted, coloured,
 prefixed, truncated. Here it is decoded, cleaned, thinned out if it is long, and cut into blocks at shell prompts.
 
-Of a report of npuenv's own doctor only the evidence of failures and warnings is kept: a paste that is one in JSON, and
-text from its title to its summary. Such a report mentions errors in the titles and sources of passed checks, so its
-text is no sign of a problem; the evidence of its problems is. Any other form of such a report is refused.
+Of reports of npuenv's own doctor inside a paste only the evidence of failures and warnings is kept. Such a report
+mentions errors in the titles and sources of passed checks, so its text is no sign of a problem; the evidence of its
+problems is. Formats with tags or keys are cut by `_without_documents`, text by `_without_text`. Of SARIF, HTML and
+JUnit, which nobody pastes to ask for a cause, the evidence is not read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import html
 import itertools
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from npuenv.core.documents import JsonError, parse_json
+from npuenv.core.documents import JsonError, parse_json_at
 from npuenv.core.errors import BadInput
-from npuenv.core.messages import Message
+from npuenv.core.messages import LANGUAGES, Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    Piece = tuple[int, str]  # the position of an evidence in the paste, and its text
+
 
 MAX_LINE = 2000  # characters of a line that are used; longer ones lose their middle
 _EDGE_LINES = 600  # lines at either end of a paste that are never dropped as repeats
@@ -46,19 +52,23 @@ _PREFIX = re.compile(
 _PROMPT = re.compile(r"(?:\([\w.@-]+\)\s*)*(?:\[[^\]\n]{1,80}\]\s?|[\w.-]+@[\w.-]+:[^\n$#]{0,80})?[$#]\s+(\S[^\n]*)")
 _LEVEL = re.compile(r"(?:\b|\[)(ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)\b|\[([EWI])\d{3,4} |^\[([EWI]) ")
 _LEVELS = {"E": "error", "W": "warning", "I": "info", "warn": "warning", "critical": "error", "fatal": "error"}
+_PROBLEMS = ("fail", "warn")
+_STATUSES = (*_PROBLEMS, "unknown", "ok", "skip")
+_JSON_MARK = re.compile(r'"schema":\s*"npuenv\.doctor/\d+"|"name":\s*"npuenv doctor"')
+_OBJECT = re.compile(r"^[ \t]*(\{)", re.MULTILINE)
+_OBJECTS_TRIED = 40
+_DOCUMENTS_AT_MOST = 50
+# Before a line that is not part of JSON.
+_NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
+_SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
+_SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
+_GUIDE = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )|^[ \t]*(?:│|\|) {1,3}")
+_BRANCH = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )")
+_FOLDED = re.compile(r"[ \t]*(?:│|\|) | {4}")  # the rest of an evidence that was wrapped at a terminal's width
 _HEAD_AT_MOST = 8  # lines of a heading that a narrow terminal has wrapped
-_OWN_DOCUMENT = re.compile(
-    rb'"schema": *"npuenv\.doctor/\d|"name": *"npuenv doctor"|<testsuites name="npuenv doctor"|<title>npuenv '
-)
-# Lines of a text report of the doctor: its title, a finding (in a group: a problem), the source or fix and a branch
-# below one, the summary.
-_TITLE = re.compile(r"npuenv (?:doctor|诊断)(?:  |$)")
-_FINDING = re.compile(r"(?:[✘?!✔x+-] )?(?:(FAIL|warn|故障|警告)|ok|unknown|skip|正常|未知|跳过) ")
-_BELOW = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)|fix(?: \(|: )|解决办法")
-_BRANCH = re.compile(r"[├└]── |[+`]-- ")
-_GUIDE = re.compile(r"[├└]── |[+`]-- |[│|] ")
+_QUOTED = re.compile(r"\A(?:> ?)+")
+_FOLLOWING = re.compile(r"(?:next: |下一步：)")
 _ARROW = re.compile(r" (?:->|→)(?: |$)")
-_SUMMARY = re.compile(r"(?:Problems: \d+|No failures|故障 \d+|无故障) · (?:warnings:|警告) \d+ · ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +103,20 @@ class Paste:
 def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
     """The lines of a paste, each redacted first.
 
-    Raises: BadInput if the bytes are no text, or a report of the doctor in a form that is not read.
+    Raises: BadInput if the bytes are no text.
     """
-    data = _as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n")
+    data, document = _without_documents(_as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n"))
     total = data.count(b"\n") + 1 if data else 0
-    evidence = _evidence_in_json(data)
-    used = list(_used(data, total)) if evidence is None else evidence
-    clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", _shorten(line))) for _, line in used], redact)
-    lines = tuple(piece for (number, _), line in zip(used, clean) for piece in _pieces(number, line))
-    if evidence is not None:
-        return Paste(lines, total, 0, PasteLine(1, "npuenv doctor", "npuenv doctor"))
-    lines, own = _without_reports(lines)
-    return Paste(lines, total, total - len(used), own)
-
-
-def _used(data: bytes, total: int) -> Iterator[tuple[int, str]]:
-    """The lines that are read, with their numbers."""
     raw, first_of_tail = _ends(data, total)
-    for at in _line_places(raw):
-        yield at + 1 if at < first_of_tail else at + 1 + total - len(raw), _decode(raw[at])
+    locations = list(_line_places(raw))
+    cut = [_shorten(_decode(raw[at])) for at in locations]
+    clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", line)) for line in cut], redact)
+    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in locations]
+    lines = tuple(piece for number, line in zip(numbers, clean) for piece in _pieces(number, line))
+    lines, own = _without_text(lines)
+    if document is not None:
+        own = PasteLine(document, "npuenv doctor", "npuenv doctor")
+    return Paste(lines, total, total - len(locations), own)
 
 
 def _ends(data: bytes, total: int) -> tuple[list[bytes], int]:
@@ -236,69 +241,203 @@ def _level(match: re.Match[str] | None) -> str:
     return _LEVELS.get(word.lower(), word.lower()) if word else _LEVELS[letter]
 
 
-def _evidence_in_json(data: bytes) -> list[tuple[int, str]] | None:
-    """The evidence of each problem in a report of the doctor, with the line it stands in; None: the paste is none.
+def _without_documents(data: bytes) -> tuple[bytes, int | None]:
+    """The paste without JSON, SARIF, HTML and JUnit reports, and the first line of the first one, from 1; None: none.
 
-    Raises: BadInput if it is one as SARIF, HTML or JUnit, or a part of one.
+    Of JSON the evidence of problems stays. Line numbers are kept if a document has enough lines.
     """
-    if not _OWN_DOCUMENT.search(data):
-        return None
-    try:
-        document = parse_json(data)
-        items = [
-            item["line"]
-            for each in document["findings"]
-            if each["status"] in ("fail", "warn")
-            for item in each["evidence"]
-        ]
-    except (JsonError, KeyError, TypeError) as error:  # its titles and sources would be read as what went wrong
-        raise BadInput(Message("diagnose.own-form"), Message("diagnose.own-form-hint")) from error
-    text, at, found = data.decode(), 0, []
-    for item in items:
-        at = max(text.find(json.dumps(item)[1:-1], at), text.find(json.dumps(item, ensure_ascii=False)[1:-1], at), at)
-        found.append((text.count("\n", 0, at) + 1, item))
-    return found
+    if b"npuenv" not in data:
+        return data, None
+    text = data.decode("utf-8", errors="surrogateescape")
+    first: int | None = None
+    for find in (_json, _tagged):
+        for start, end, pieces in sorted(find(text), reverse=True):
+            number = text.count("\n", 0, start) + 1
+            first = number if first is None else min(first, number)
+            text = text[:start] + _placed(text[start:end], start, pieces) + text[end:]
+    return text.encode("utf-8", errors="surrogateescape"), first
 
 
-def _without_reports(lines: Iterable[PasteLine]) -> tuple[tuple[PasteLine, ...], PasteLine | None]:
-    """The lines without text reports of the doctor but with their evidence, and the title of the first report."""
-    kept: list[PasteLine] = []
-    title, own = None, None
-    for line in lines:
-        text = line.text.strip()
-        if _TITLE.match(text):
-            title = len(kept)
-        kept.append(line)
-        if title is not None and _SUMMARY.match(text):
-            own = own or kept[title]
-            kept[title:] = _evidence(kept[title:])
-            title = None
-    if title is not None and any(_FINDING.match(line.text.strip()) for line in kept[title : title + _HEAD_AT_MOST]):
-        own = own or kept[title]  # the rest of it was cut off
-        kept[title:] = _evidence(kept[title:])
-    return tuple(kept), own
+def _placed(document: str, start: int, pieces: Sequence[Piece]) -> str:
+    """The evidence on its own lines, or on the next free ones; every other line empty."""
+    lines = [""] * (document.count("\n") + 1)
+    for at, piece in pieces:
+        location = document.count("\n", 0, max(at - start, 0))
+        while location < len(lines) and lines[location]:
+            location += 1
+        if location == len(lines):
+            lines.append("")
+        lines[location] = " ".join(piece.split("\n"))
+    return "\n".join(lines)
 
 
-def _evidence(report: Sequence[PasteLine]) -> list[PasteLine]:
-    """The evidence of problems, each in one line though a terminal wrapped it."""
-    found: list[PasteLine] = []
-    is_problem = is_open = False
-    for line in report:
-        whole = line.text.strip()
-        text = _GUIDE.sub("", whole, count=1).strip()
-        finding, arrow = _FINDING.match(whole), _ARROW.search(text)
-        if finding or _BELOW.match(text):
-            is_problem, is_open = bool(finding and finding.group(1)), False
-        elif is_problem and arrow:
-            found.append(_cut(line, text[arrow.end() :]))
-            is_open = True
-        elif is_open and text and not _BRANCH.match(whole):
-            found[-1] = _cut(found[-1], f"{found[-1].text} {text}".strip())
+def _json(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+    done = 0
+    for mark in itertools.islice(_JSON_MARK.finditer(text), _DOCUMENTS_AT_MOST):
+        if mark.start() < done:
+            continue
+        found = _object_around(text, mark.start(), done)
+        if found is None:  # truncated, or quoted: the rest has to go all the same
+            start, end = _loose(text, mark.start(), done)
+            yield start, end, []
         else:
-            is_open = False
-    return found
+            start, end, document = found
+            yield start, end, list(_located(text, start, _of_document(document)))
+        done = end
+
+
+def _object_around(text: str, mark: int, after: int) -> tuple[int, int, dict[str, Any]] | None:
+    starts = [match.start(1) for match in _OBJECT.finditer(text, after, mark)]
+    for start in starts[-_OBJECTS_TRIED:]:
+        try:
+            document, end = parse_json_at(text, start)
+        except JsonError:
+            continue  # another text that begins with a brace
+        if end > mark and ("findings" in document or "runs" in document):
+            return start, end, document
+    return None
+
+
+def _loose(text: str, mark: int, after: int) -> tuple[int, int]:
+    """From the line of the mark to the last line that looks like JSON."""
+    start = max(text.rfind("\n", after, mark) + 1, after)
+    other = _NO_JSON.search(text, mark)
+    return start, other.start() if other else len(text)
+
+
+def _of_document(document: dict[str, Any]) -> Iterator[str]:
+    """The evidence of each problem in a document."""
+    for finding in _dicts(document.get("findings")):
+        if finding.get("status") in _PROBLEMS:
+            yield from (str(item.get("line", "")) for item in _dicts(finding.get("evidence")))
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _located(text: str, start: int, pieces: Iterable[str]) -> Iterator[Piece]:
+    at = max(text.find('"findings"', start), start)
+    for piece in pieces:
+        written = (json.dumps(piece, ensure_ascii=is_ascii) for is_ascii in (False, True))
+        at = next((location for form in written if (location := text.find(form, at)) >= 0), at)
+        yield at, piece
+
+
+def _tagged(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+    """HTML and JUnit reports; a truncated one is not included."""
+    titles = [f"<title>{html.escape(word)}</title>" for word in _words("html-title")]
+    tags = (("<!DOCTYPE html>", "</html>", titles), ('<testsuites name="npuenv doctor"', "</testsuites>", [""]))
+    for opening, closing, marks in tags:
+        end = 0
+        for _ in range(_DOCUMENTS_AT_MOST):
+            start = text.find(opening, end)
+            close = text.find(closing, start) if start >= 0 else -1
+            if close < 0:
+                break
+            end = close + len(closing)
+            if any(mark in text[start:end] for mark in marks):
+                yield start, end, []
+
+
+def _without_text(lines: tuple[PasteLine, ...]) -> tuple[tuple[PasteLine, ...], PasteLine | None]:
+    """The lines without text reports of the doctor but with their evidence, and the start of the first report."""
+    if not any(_is_mark(line.text) for line in lines):
+        return lines, None
+    reader = _ReportReader(lines)
+    for at in range(len(lines)):
+        reader.read(at)
+    return tuple(reader.result), None if reader.first is None else lines[reader.first]
+
+
+def _is_mark(line: str) -> bool:
+    return bool(_SOURCE.search(line) or _SUMMARY.search(line.rstrip()) or _head().match(line.strip()))
+
+
+class _ReportReader:
+    """Reads lines that contain reports of the doctor."""
+
+    def __init__(self, lines: Sequence[PasteLine]) -> None:
+        self._lines = lines
+        self.result: list[PasteLine] = []
+        self.first: int | None = None
+        self._is_inside = False
+        self._in_problem = False  # below a problem, where its evidence is
+        # the position of the first finding; lines between it and the heading belong to the heading
+        self._findings_at = 0
+        self._evidence_at = -1  # the end of the last evidence
+        self._label, self._problem, self._fix = _labels(_STATUSES), _labels(_PROBLEMS), _fix_label()
+
+    def read(self, at: int) -> None:
+        """Adds one line to the result, completely or as evidence, or leaves it out."""
+        line = self._text(at)
+        text = line.strip()
+        if _head().match(text):
+            self._enter(at)
+            near = range(at + 1, min(at + 1 + _HEAD_AT_MOST, len(self._lines)))
+            self._findings_at = next((each for each in near if self._label.match(self._text(each).strip())), at)
+            self._in_problem = False
+        elif self._label.match(text):
+            self._enter(at)
+            self._in_problem = bool(self._problem.match(text))
+        elif not self._is_inside or not self._belongs(at, line, text):
+            self._is_inside = False
+            self.result.append(self._lines[at])
+        elif self._in_problem:
+            self._evidence(at, line)
+
+    def _text(self, at: int) -> str:
+        return _QUOTED.sub("", self._lines[at].text, count=1)
+
+    def _enter(self, at: int) -> None:
+        self._is_inside = True
+        self.first = at if self.first is None else self.first
+
+    def _belongs(self, at: int, line: str, text: str) -> bool:
+        if at < self._findings_at or not text or line[:1] in " \t" or _GUIDE.match(line):
+            return True
+        if _SUMMARY.search(text) or _FOLLOWING.match(text):
+            self._in_problem = False
+            return True
+        return bool(_SOURCE.match(text) or self._fix.match(text) or (self._in_problem and _ARROW.search(text)))
+
+    def _evidence(self, at: int, line: str) -> None:
+        text = _GUIDE.sub("", line).strip()
+        arrow = _ARROW.search(text)
+        if _SOURCE.match(text) or self._fix.match(text):
+            self._in_problem = False
+        elif arrow is not None:
+            self.result.append(_cut(self._lines[at], text[arrow.end() :]))
+            self._evidence_at = at
+        elif text and self._evidence_at == at - 1 and not _BRANCH.match(line) and _FOLDED.match(line):
+            self.result[-1] = _cut(self.result[-1], f"{self.result[-1].text} {text}".strip())
+            self._evidence_at = at
 
 
 def _cut(line: PasteLine, text: str) -> PasteLine:
     """The line with the relevant part of its text alone."""
-    return replace(line, shown=text, text=text, level="")
+    return line if text == line.text else replace(line, shown=text, text=text, level="")
+
+
+def _words(key: str) -> list[str]:
+    return [say(Message(f"doctor.{key}"), lang) for lang in LANGUAGES]
+
+
+@functools.cache
+def _head() -> re.Pattern[str]:
+    return re.compile(f"(?:{'|'.join(map(re.escape, _words('title')))})(?:  |$)")
+
+
+def _labels(statuses: Iterable[str]) -> re.Pattern[str]:
+    """The beginning of a finding: a mark and a word, or a word padded to a column."""
+    words = [word for status in statuses for word in _words(f"label-{status}")]
+    some, long = ("|".join(map(re.escape, group)) for group in (words, [word for word in words if len(word) > 6]))
+    filled = rf"|(?:{long}) (?=\S[^:]*:)" if long else ""
+    return re.compile(rf"[✘?!✔x+-] (?:{some}) |(?:{some}) {{2,}}(?=\S){filled}")
+
+
+def _fix_label() -> re.Pattern[str]:
+    """The beginning of a fix."""
+    keys = ("doctor.fix", "doctor.fix-dangerous")
+    forms = (say(Message(key, {"says": ""}), lang) for key in keys for lang in LANGUAGES)
+    return re.compile("|".join(re.escape(form.rstrip()) for form in forms))
