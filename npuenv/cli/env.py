@@ -12,14 +12,16 @@ from npuenv.cli.progress import confirm
 from npuenv.core import messages
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.facts.manifest import DAMAGED
+from npuenv.facts.manifest import DAMAGED, describe
 from npuenv.host.local import LocalHost
 from npuenv.install.environments import (
     EnvironmentEntry,
+    clear,
     data_folder,
     environments,
     find,
     left_over,
+    remains,
     remove,
     size_mib,
 )
@@ -48,6 +50,8 @@ def list_all(ui: Ui) -> int:
         ui.say(Message("install.no-environment"))
     else:
         _table(ui, found)
+    if left := remains(data):
+        ui.say(Message("install.remains", {"count": len(left)}), err=True)
     return int(ExitCode.FINE)
 
 
@@ -84,7 +88,7 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
     """Delete an environment (STACK, STACK/LOCK or a folder)."""
     host, data = _here()
     kept = find(host, data, name)
-    said = _about(kept)
+    said = {"path": kept.described.root, "stack": kept.described.stack, "mib": size_mib(Path(kept.described.root))}
     if not yes:
         ui.say(Message("install.removing", said), err=ui.is_json)
         confirm(ui, is_yes_usual=False)
@@ -102,25 +106,32 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
 def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
     """Delete environments that are neither active nor kept for rollback, and leftovers of deletions."""
     host, data = _here()
-    idle = left_over(host, data)
-    for kept in idle:
-        ui.say(Message("install.removing", _about(kept)))
-    if idle and not yes:
+    paths = left_over(host, data)
+    for path in paths:
+        ui.say(Message("install.removing", _about(host, path)))
+    if paths and not yes:
         confirm(ui, is_yes_usual=False)
-    for kept in idle:
-        remove(kept, data)
+    known = {kept.described.root: kept for kept in environments(host, data)}
+    gone = []
+    for path in paths:
+        if str(path) in known:
+            remove(known[str(path)], data)
+        elif not clear(path, data):  # another process is deleting it
+            continue
+        gone.append(str(path))
     if cache:
         _prune_cache(ui, host)
     if ui.is_json:
-        ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": [kept.described.root for kept in idle]})
-    ui.say(Message("install.cleaned", {"count": len(idle)}))
+        ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": gone})
+    ui.say(Message("install.cleaned", {"count": len(gone)}))
     return int(ExitCode.FINE)
 
 
-def _about(kept: EnvironmentEntry) -> dict[str, object]:
-    """What is said of an environment that is deleted."""
-    own = kept.described
-    return {"path": own.root, "stack": own.stack, "mib": size_mib(Path(own.root))}
+def _about(host: Host, path: Path) -> dict[str, object]:
+    """What is said of a folder or link before it is deleted."""
+    own = describe(host, str(path))
+    mib = 0 if path.is_symlink() else size_mib(path)  # of a link only the link goes
+    return {"path": str(path), "stack": own.stack if own else path.parent.name, "mib": mib}
 
 
 def _here() -> tuple[Host, Path]:

@@ -5,7 +5,6 @@ Those in the data folder are found by listing it; for environments elsewhere the
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import shutil
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
-from npuenv.facts.manifest import DAMAGED, MARKER, VERIFIED, Described, describe
+from npuenv.facts.manifest import DAMAGED, MARKER, Described, describe
 from npuenv.host.writing import claimed, settle, write_whole
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 
 CURRENT, PREVIOUS = "current", "previous"
+# Prefix of an environment's name while it is being deleted. Such a folder is never listed.
+_DYING = ".removing-"
 _OWN = ".npuenv"
 _RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
 
@@ -188,55 +189,92 @@ def size_mib(root: Path) -> int:
 
 
 def remove(entry: EnvironmentEntry, data: Path) -> None:
-    """Deletes an environment. An interruption leaves an unfinished one, which this takes again and `left_over` names.
+    """Deletes an environment. It is renamed first, so that an interruption leaves no partial one under its name.
 
     Raises: BadInput if an installation works on it or if it is not known to be npuenv's own folder, StepFailed for
     system errors.
     """
-    own = entry.described
-    root = Path(os.path.realpath(own.root))  # the folder, not a link to it
-    if own.kind == "existing":
+    # the folder, not a link to it: a rename would move only the link
+    root = Path(os.path.realpath(entry.described.root))
+    if entry.described.kind == "existing":
         raise BadInput(Message("store.not-ours", {"path": str(root)}), Message("store.not-ours-hint"))
     is_managed = root.parent.parent == Path(os.path.realpath(data / "envs"))
-    if own.status == DAMAGED and not (own.kind or is_managed):
-        args = {"path": str(root), "file": MARKER, "stack": own.stack}
+    if entry.described.status == DAMAGED and not (entry.described.kind or is_managed):
+        args = {"path": str(root), "file": MARKER, "stack": entry.described.stack}
         raise BadInput(Message("store.unproven", args), Message("store.unproven-hint", args))
     with claimed(str(root / _RUNNING)) as is_mine:
         if not is_mine:
             raise BadInput(Message("store.in-use", {"path": str(root)}))
+        dying = _dying(root)
+        # Remains of an interrupted removal of the same name would block the rename.
+        if os.path.lexists(dying) and (is_managed or _is_ours(dying)) and not clear(dying, data):
+            raise BadInput(Message("store.in-use", {"path": str(dying)}))
         try:
             _forget_links(root)
-            _mark_unfinished(own, root)
-            _delete(root)
+            root.rename(dying)
+            _delete(dying)
             _forget_place(root, data)
         except OSError as error:
             raise _not_removed(root, error) from error
 
 
-def left_over(host: Host, data: Path) -> tuple[EnvironmentEntry, ...]:
-    """Those in the data folder that are neither current nor previous."""
-    return tuple(entry for entry in _managed(host, data) if not entry.role)
+def left_over(host: Host, data: Path) -> tuple[Path, ...]:
+    """Everything unused: remains of removals, and environments that are neither current nor previous."""
+    idle = [entry for entry in _managed(host, data) if not entry.role]
+    return (*remains(data), *(Path(entry.described.root) for entry in idle))
 
 
-def _mark_unfinished(own: Described, root: Path) -> None:
-    """Makes an environment one that no command takes for complete."""
-    (root / VERIFIED).unlink(missing_ok=True)
-    values = {"schema": 1, "stack": own.stack, "platform": own.platform, "lock": own.lock, "status": "building"}
-    with suppress(OSError):  # of a full disk: then it is at least no longer verified
-        write_whole(str(root / MARKER), json.dumps(values) + "\n")
+def remains(data: Path) -> tuple[Path, ...]:
+    """Remains of interrupted removals: folders, and links that earlier versions renamed instead of the folder.
+
+    In the data folder every such name is npuenv's own. Beside an environment elsewhere a folder counts only if its
+    marker says so, or if it is empty.
+    """
+    homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
+    inside = [path for home in homes for path in sorted(home.glob(f"{_DYING}*"))]
+    locations = [Path(text) for location in _places(data) for text in (location, os.path.realpath(location))]
+    beside = [path for location in locations if location.name and _is_ours(path := _dying(location))]
+    return tuple(dict.fromkeys((*inside, *beside)))
 
 
-def _delete(root: Path) -> None:
-    """Deletes a folder; its marker and then its lock go last, so that until then it stays identifiable and locked."""
-    own, marker = root / _OWN, root / MARKER
-    inside = () if own.is_symlink() else own.iterdir()
-    rest = [path for path in (*root.iterdir(), *inside) if path not in (own, marker, root / _RUNNING)]
-    for path in (*rest, marker, own):
+def clear(dying: Path, data: Path) -> bool:
+    """Deletes one of `remains`; False if another process is using it. Raises: StepFailed for system errors."""
+    root = dying.with_name(dying.name.removeprefix(_DYING))
+    try:
+        if dying.is_dir() and not dying.is_symlink():
+            with claimed(str(dying / _RUNNING)) as is_mine:
+                if not is_mine:
+                    return False
+                _delete(dying)
+        else:
+            dying.unlink(missing_ok=True)
+        if not os.path.lexists(root):
+            _forget_place(root, data)
+    except OSError as error:
+        raise _not_removed(dying, error) from error
+    return True
+
+
+def _dying(root: Path) -> Path:
+    return root.with_name(f"{_DYING}{root.name}")
+
+
+def _is_ours(dying: Path) -> bool:
+    if os.path.islink(dying) or os.path.isfile(dying / MARKER):
+        return True
+    return os.path.isdir(dying) and os.access(dying, os.R_OK) and not os.listdir(dying)
+
+
+def _delete(dying: Path) -> None:
+    """Deletes a folder; its lock and then its marker go last, so that until then it stays locked and identifiable."""
+    last = [dying / _OWN, dying / MARKER]
+    for path in (*(path for path in dying.iterdir() if path not in last), *last):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    root.rmdir()
+    with suppress(FileNotFoundError):  # once the lock is gone, another process may have finished the deletion
+        dying.rmdir()
 
 
 def _not_removed(location: Path, error: OSError) -> StepFailed:
@@ -248,7 +286,9 @@ def _managed(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
     for home in sorted((data / "envs").glob("*")):
         roles = {points_to(home / name): name for name in (PREVIOUS, CURRENT)}
         for root in sorted(home.glob("*")):
-            own = None if root.is_symlink() else describe(host, str(root))
+            if root.is_symlink() or root.name.startswith(_DYING):
+                continue
+            own = describe(host, str(root))
             if own is not None:
                 yield EnvironmentEntry(own, roles.get(root.name, ""))
 

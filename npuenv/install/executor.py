@@ -189,6 +189,7 @@ def _exclusive_use(plan: Plan, session: ExecutionContext) -> Iterator[int]:
     lock.
     """
     try:
+        (session.own / "logs").mkdir(parents=True, exist_ok=True)
         held, has_waited = _wait(session)
     except OSError as error:
         why = system_error(error, session.root)
@@ -301,8 +302,7 @@ def _run(action: Run, step: Step, session: ExecutionContext, held: int, on_line:
     if cert := settings.get("SSL_CERT_FILE"):  # git reads only its own variable
         env.setdefault("GIT_SSL_CAINFO", environ.get("GIT_SSL_CAINFO") or cert)
     folder = Path(action.cwd or session.root)
-    for each in (folder, log.parent):
-        each.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     append_line(str(log), f"$ {without_secrets(' '.join(action.argv))}")
     start = log.stat().st_size
     with Running(action.argv, cwd=folder, env=env, log=log, unset=unset, keep=(held,)) as running:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from npuenv.cli import main
-from npuenv.core.errors import BadInput
+from npuenv.core.errors import BadInput, StepFailed
 from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
 from npuenv.host.local import LocalHost
 from npuenv.install.environments import (
     CURRENT,
     PREVIOUS,
-    EnvironmentPlace,
+    clear,
     environments,
     find,
     left_over,
     points_to,
     previous_of,
+    remains,
     remember,
     remove,
     roll_back,
     size_mib,
 )
-from npuenv.install.target import is_ours
-from tests.install.test_kill import KILLS_ITSELF, REMOVES
+from tests.support.sentences import says
 
 HOST = LocalHost()
 
@@ -179,83 +176,93 @@ def test_the_environment_of_an_existing_python_is_never_deleted(data: Path, tmp_
     assert (tmp_path / "usr/bin/python").exists()
 
 
-def test_left_over_is_the_idle_one(data: Path) -> None:
-    assert [Path(entry.described.root).name for entry in left_over(HOST, data)] == ["ccc"]
+def test_left_over_is_the_idle_one_and_the_remains_of_a_deletion(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / ".removing-ddd").mkdir()
+    (home / ".removing-eee").symlink_to("bbb")
+    assert left_over(HOST, data) == (home / ".removing-ddd", home / ".removing-eee", home / "ccc")
 
 
-@pytest.mark.parametrize("is_full", [False, True])
-def test_a_removal_that_was_interrupted_is_an_unfinished_environment(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_full: bool
-) -> None:
-    def interrupt(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    def refuse(path: str, text: str) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-
-    (tmp_path / "npuenv").symlink_to(data)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    root = tmp_path / "npuenv/envs/tiny/bbb"
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", interrupt)
-        if is_full:
-            patched.setattr("npuenv.install.environments.write_whole", refuse)
-        with pytest.raises(KeyboardInterrupt):
-            remove(find(HOST, data, "tiny"), data)
-    kept = find(HOST, data, str(root))
-    assert (kept.role, kept.described.status) == ("", "complete" if is_full else "building")
-    assert not kept.described.is_proven
-    assert main(["env", "clean", "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["paths"] == [str(root), str(root.with_name("ccc"))]
-    assert not root.exists()
+def test_of_a_link_that_a_removal_left_only_the_link_goes(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / ".removing-eee").symlink_to("bbb")
+    assert clear(home / ".removing-eee", data)
+    assert not (home / ".removing-eee").is_symlink() and (home / "bbb/bin/python").exists()
 
 
-def test_a_removal_elsewhere_that_was_interrupted_can_be_repeated(
+def test_what_is_being_deleted_by_another_process_is_left_to_it(data: Path) -> None:
+    home = data / "envs/tiny"
+    dying = (home / "ccc").rename(home / ".removing-ccc")
+    made(home / "ccc")
+    with (dying / ".npuenv/running").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not clear(dying, data)
+        with pytest.raises(BadInput, match=r"store\.in-use"):
+            remove(find(HOST, data, "tiny/ccc"), data)
+    assert (dying / "bin/python").exists() and (home / "ccc/bin/python").exists()
+    assert clear(dying, data) and not dying.exists()
+
+
+def test_an_environment_made_again_after_an_interrupted_removal_can_be_removed(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / "ccc").rename(home / ".removing-ccc")
+    made(home / "ccc")
+    remove(find(HOST, data, "tiny/ccc"), data)
+    assert remains(data) == () and not (home / "ccc").exists()
+
+
+def test_a_removal_elsewhere_that_was_interrupted_is_ended_and_forgotten(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(path: Path) -> None:
         raise KeyboardInterrupt
 
-    place = made(tmp_path / "mine" / "env")
+    place, whole = made(tmp_path / "mine" / "env"), shutil.rmtree
     remember(place, data)
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            remove(find(HOST, data, str(place)), data)
-    remove(find(HOST, data, str(place)), data)
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        remove(find(HOST, data, str(place)), data)
+    monkeypatch.setattr(shutil, "rmtree", whole)
+    assert remains(data) == (place.with_name(".removing-env"),)
+    assert clear(place.with_name(".removing-env"), data)
     assert not list(place.parent.iterdir()) and (data / "environments.txt").read_text() == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spoil", ["", "torn marker"])
-def test_a_removal_killed_before_each_of_its_changes_can_be_repeated(data: Path, tmp_path: Path, spoil: str) -> None:
-    """What no longer says whose it is holds nothing but the lock, and an installation begins there."""
-    program, root = tmp_path / "removes.py", data / "envs/tiny/ccc"
-    program.write_text(REMOVES)
-    for number in range(100):
-        shutil.rmtree(root, ignore_errors=True)
-        made(root)
-        (root / ".npuenv/logs").mkdir()
-        (root / ".npuenv/logs/venv.log").write_text("log")
-        if spoil:
-            (root / MARKER).write_bytes(b"{")
-            (root / ".npuenv/lock.toml").write_text('stack = "tiny"\nplatform = "p"\nseal = "12"\n')
-            (root / MANIFEST).unlink()
-        argv = [sys.executable, "-I", "-B", "-c", KILLS_ITSELF, str(number), str(program), str(data), str(root)]
-        ran = subprocess.run(argv)
-        if ran.returncode == 0:
-            break
-        assert ran.returncode == -9
-        own = describe(HOST, str(root))
-        if own is None:
-            names = sorted(str(path.relative_to(root)) for path in root.rglob("*"))
-            assert names in ([], [".npuenv"], [".npuenv", ".npuenv/running"]), names
-            assert not names or is_ours(HOST, EnvironmentPlace(str(root)))
-        else:
-            assert own.status == "building" or (root / "bin/python").exists()
-            remove(find(HOST, data, str(root)), data)
-            assert not root.exists()
-    assert number >= 10 and not root.exists()
+def test_the_list_tells_of_remains_and_clean_takes_them_away(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "npuenv").symlink_to(data)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    home = tmp_path / "npuenv/envs/tiny"
+    made(home / "ddd").rename(home / ".removing-ddd")
+    (home / ".removing-eee").symlink_to("bbb")
+    assert main(["env", "list", "--lang", "en"]) == 0
+    assert says(capsys.readouterr().err, "install.remains", count=2)
+    assert main(["env", "clean", "--yes", "--json"]) == 0
+    gone = [str(home / name) for name in (".removing-ddd", ".removing-eee", "ccc")]
+    assert json.loads(capsys.readouterr().out)["paths"] == gone
+    assert not any(os.path.lexists(path) for path in gone) and (home / "bbb/bin/python").exists()
+    assert main(["env", "list", "--lang", "en"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_beside_an_environment_elsewhere_nothing_of_the_users_counts_as_remains(data: Path, tmp_path: Path) -> None:
+    place = made(tmp_path / "mine" / "env")
+    remember(place, data)
+    remember(Path("/"), data)
+    for name in (".removing-env", ".removing-other"):
+        (place.with_name(name)).mkdir()
+        (place.with_name(name) / "thesis.txt").write_text("years of work")
+    assert remains(data) == ()
+    with pytest.raises(StepFailed):
+        remove(find(HOST, data, str(place)), data)
+    assert (place / "bin/python").exists() and (place.with_name(".removing-env") / "thesis.txt").exists()
+
+
+def test_a_half_deleted_environment_is_not_listed(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / "ccc").rename(home / ".removing-ccc")
+    assert [Path(kept.described.root).name for kept in environments(HOST, data)] == ["aaa", "bbb"]
 
 
 def test_hard_links_count_once(tmp_path: Path) -> None:

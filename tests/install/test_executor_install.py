@@ -317,14 +317,6 @@ def test_another_execution_is_named_and_waited_for(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("asked_here")
-def test_after_a_removal_that_was_waited_for_it_begins_anew(world: World) -> None:
-    world.installed()
-    waits_for(world, world.plan(), lambda: shutil.rmtree(world.root))
-    assert json.loads((world.root / MARKER).read_text())["status"] == "complete"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("asked_here")
 def test_what_another_one_put_in_meanwhile_is_not_undone(world: World) -> None:
     marker = world.root / MARKER
     text = json.dumps({"stack": "other", "lock": "0123", "status": "complete", "kind": "venv", "platform": "any"})

@@ -389,31 +389,6 @@ def test_a_mending_killed_before_each_of_its_changes_never_hides_the_damage(smal
     assert bed.flaws() == [] and bed.is_complete()
 
 
-REMOVES = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(CHECKOUT)!r})
-from npuenv.host.local import LocalHost
-from npuenv.install.environments import find, remove
-data, word = Path(sys.argv[1]), sys.argv[2]
-remove(find(LocalHost(), data, word), data)
-"""
-
-
-@pytest.mark.slow
-def test_after_a_removal_killed_at_some_of_its_changes_the_installation_is_complete_again(
-    small_bed: Bed, tmp_path: Path
-) -> None:
-    bed, program = small_bed, tmp_path / "removes.py"
-    program.write_text(REMOVES)
-    argv = [str(program), str(tmp_path / "data"), str(bed.root)]
-    for number in (2, 5, 12, 25, 50, 75):
-        ran = subprocess.run([sys.executable, "-I", "-B", "-c", KILLS_ITSELF, str(number), *argv])
-        assert ran.returncode == -9
-        assert bed.run() == 0, bed.said
-        assert bed.flaws() == [] and bed.is_complete()
-
-
 @pytest.mark.slow
 def test_a_switch_killed_before_each_of_its_changes_leaves_two_valid_links(tmp_path: Path) -> None:
     first, second, link = tmp_path / "1", tmp_path / "2", tmp_path / "current"
