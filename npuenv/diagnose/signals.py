@@ -203,23 +203,30 @@ def _toolkits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
 
 
 def _variables(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    yield from named(text, "cann-variables-set", ("ASCEND_HOME_PATH=/", "ASCEND_TOOLKIT_HOME=/"))
-    yield from named(text, "atb-variables-set", ("ATB_HOME_PATH=/",))
+    yield from _set(text, "cann-variables-set", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+    yield from _set(text, "atb-variables-set", "ATB_HOME_PATH")
     yield from named(text, "expandable-segments-on", ("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True",))
     yield from _visible(facts, text)
 
 
-_VISIBLE = re.compile(r"ASCEND_(?:RT_)?VISIBLE_DEVICES[\"']?(?:=|: )[\"']?(\d+(?:, ?\d+)*)(?=[\"';\s]|$)")
+def _set(text: Text, sign: str, *names: str) -> Iterator[Sign]:
+    """The lines that give one of the variables a value, in a shell, a table of variables or YAML."""
+    for name in names:
+        value = re.compile(rf"\b{name}[\"']?(?:=|: +)[\"']?[^\s\"';]")
+        yield from ((sign, line) for line in text.all(name) if value.search(line.text))
+
+
+_VISIBLE = re.compile(r"ASCEND_(RT_)?VISIBLE_DEVICES[\"']?(?:=|: +)[\"']?(\d+(?:, ?\d+)*)(?=[\"';\s]|$)")
 
 
 def _visible(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    """The cards of the session: what a container is given (without RT) counts only where the session says nothing."""
+    found = [(match, line) for line in text.all("VISIBLE_DEVICES") if (match := _VISIBLE.search(line.text))]
     cards = len(facts.table.cards) if facts.table and facts.table.is_complete else 0
-    for line in text.all("VISIBLE_DEVICES"):
-        match = _VISIBLE.search(line.text)
-        if match:
-            yield "visible-devices-set", line
-            if cards and max(map(int, match.group(1).split(","))) >= cards:
-                yield "visible-devices-out-of-range", line
+    for match, line in ([each for each in found if each[0].group(1)] or found)[-1:]:
+        yield "visible-devices-set", line
+        if cards and max(map(int, match.group(2).split(","))) >= cards:
+            yield "visible-devices-out-of-range", line
 
 
 def _limits(facts: ReportFacts, text: Text) -> Iterator[Sign]:

@@ -63,6 +63,7 @@ def test_a_sign_of_cann_leaves_the_session_as_the_cause(sign: str, diagnosed: Ca
     ("line", "seen"),
     [
         ("root  1234  1  0 10:00 ?  00:00:00 [python] <defunct>", "zombies"),
+        ("root  1234  1  0 10:00 ?  00:00:00 [python] <defunct>\nwe looked into 507033 yesterday", "zombies"),
         ("the first request takes 5 minutes", "first-request-slow"),
         ("首次请求很慢", "first-request-slow"),
     ],

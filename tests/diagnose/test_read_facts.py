@@ -184,6 +184,8 @@ def test_codes(text: str, codes: set[str]) -> None:
         ('  ASCEND_VISIBLE_DEVICES: "0"', "visible-devices-set"),
         ("docker run -e ASCEND_VISIBLE_DEVICES=0 x", "visible-devices-set"),
         ("export ASCEND_HOME_PATH=/usr/local/Ascend/latest", "cann-variables-set"),
+        ('declare -x ASCEND_TOOLKIT_HOME="/usr/local/Ascend/latest"', "cann-variables-set"),
+        ("  ASCEND_HOME_PATH: ${ROOT}/latest", "cann-variables-set"),
         ("ATB_HOME_PATH=/usr/local/Ascend/nnal/atb", "atb-variables-set"),
         ("vllm==0.11.1\nexport VLLM_VERSION=0.11.0", "vllm-version-override-differs"),
         ("link status: DOWN", "link-down"),
@@ -193,6 +195,17 @@ def test_codes(text: str, codes: set[str]) -> None:
 )
 def test_signs(text: str, sign: str) -> None:
     assert sign in signs(text)
+
+
+def test_variables_without_a_value_give_no_sign() -> None:
+    assert "cann-variables-set" not in signs('export ASCEND_HOME_PATH=""\nMY_ASCEND_HOME_PATH=/x\n')
+
+
+def test_cards_given_to_a_container_are_not_held_against_those_in_it() -> None:
+    table = load_toml(SMI / "info_950PR_25.7.rc1_alarm.toml")["output"]
+    given = f"docker run -e ASCEND_VISIBLE_DEVICES=98,99 x\n{table}"
+    assert "visible-devices-out-of-range" in signs(given)
+    assert "visible-devices-out-of-range" not in signs(f"{given}\nexport ASCEND_RT_VISIBLE_DEVICES=0,1\n")
 
 
 def test_a_table_of_cards_gives_signs() -> None:
