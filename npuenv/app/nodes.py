@@ -132,10 +132,13 @@ class _Examination:
 
     @property
     def words(self) -> list[str]:
-        """The options for the doctor on a node, which only records: its capture is examined here."""
+        """The options for the doctor on a node, which only records: its capture is examined here.
+
+        Not as JSON: it is asked for its reason on stderr if it gives no capture.
+        """
         framework = self._doctor.framework or (self._stack.framework if self._stack else None)
         chosen = replace(self._doctor, framework=framework, stack=None).chosen()
-        return ["--quiet", "--json", *itertools.chain.from_iterable(chosen)]
+        return ["--quiet", *itertools.chain.from_iterable(chosen)]
 
     def add(self, capture: NodeCapture) -> None:
         """Examines one node."""

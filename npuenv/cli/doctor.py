@@ -60,7 +60,8 @@ def command(ui: Ui, **values: Any) -> int:
     if many["hosts"] is not None or (asked.capture is not None and asked.capture.is_dir()):
         from npuenv.cli import cluster_doctor
 
-        given = {**many, "hosts": many["hosts"] or "FILE"}  # a folder of captures is not looked at again
+        # What to run next asks the nodes again: after a folder of captures, whatever their inventory is called.
+        given = {**many, "hosts": many["hosts"] or "FILE"}
         words = [word for name, value in given.items() if value is not None for word in (_flag(name), str(value))]
         return int(cluster_doctor.run(ui, replace(asked, program=(*asked.program, *words)), many))
     alone = next((name for name, value in many.items() if value is not None), None)

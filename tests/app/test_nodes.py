@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,3 +28,16 @@ def test_saved_captures_are_examined_and_compared(tmp_path: Path) -> None:
 def test_an_inventory_beside_captures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"cluster\.two-sources"):
         doctor_nodes(NodesOptions(hosts="hosts"), DoctorOptions(capture=tmp_path))
+
+
+@pytest.mark.slow
+def test_a_doctor_that_refuses_on_its_node_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = tmp_path / "bin" / "ssh"
+    client.parent.mkdir()
+    client.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text(f"node01 python={sys.executable}\n")
+    report = doctor_nodes(NodesOptions(hosts=str(hosts)), DoctorOptions(python="/no/such/python"))
+    assert "/no/such/python" in report.nodes[0].line
