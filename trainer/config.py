@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainer.algorithms.rejection import Rejection
+from trainer.algorithms.conventions import Rejection
 from trainer.overrides import verl
 from trainer.overrides.device_mapping import parse_device_mapping
 from trainer.sections import (

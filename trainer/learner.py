@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
-from trainer.algorithms.conventions import CONVENTIONS
+from trainer.algorithms.conventions import CONVENTIONS, Rejection
 from trainer.algorithms.estimators import next_kl_coef, whitened_and_clipped
 from trainer.algorithms.losses import LossSettings, Totals, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.policy_losses import importance_weights, learns, rejection_mask
-from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
 from trainer.config import load_function
 from trainer.distributed import World

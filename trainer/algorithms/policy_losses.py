@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.algorithms.conventions import Convention
+    from trainer.algorithms.conventions import Convention, Rejection
     from trainer.algorithms.losses import LossInputs
-    from trainer.algorithms.rejection import Rejection
     from trainer.sections import Algorithm
     from trainer.types import Batch
 

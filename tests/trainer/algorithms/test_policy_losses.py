@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from trainer.algorithms.conventions import CONVENTIONS
+from trainer.algorithms.conventions import CONVENTIONS, Rejection
 from trainer.algorithms.policy_losses import correction, entropy_mask, off_policy_mask, rejection_mask
-from trainer.algorithms.rejection import Rejection
 from trainer.sections import BadSetting
 
 MASK_BT = torch.tensor([[True, True, False], [True, True, True]])

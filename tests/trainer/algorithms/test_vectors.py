@@ -15,11 +15,10 @@ import torch
 
 from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
 from trainer.algorithms.advantages import EstimatorInputs
-from trainer.algorithms.conventions import CONVENTIONS, Convention
+from trainer.algorithms.conventions import CONVENTIONS, Convention, Rejection
 from trainer.algorithms.estimators import adapted_kl_coef, whitened_and_clipped
 from trainer.algorithms.losses import LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.policy_losses import correction, entropy_mask, off_policy_mask, rejection_mask
-from trainer.algorithms.rejection import Rejection
 from trainer.models.critic import value_loss
 from trainer.registry import LOSSES, find
 
