@@ -41,7 +41,6 @@ FLOORS = {
         {"config", "interrupt"},
         {"models", "tasks", "noise"},
         {"engines", "learner"},
-        {"episodes"},
         {"rollouts"},
         {"metrics"},
         {"saving"},

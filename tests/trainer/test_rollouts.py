@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.engines.engine import Sampling
-from trainer.episodes import demonstrate, reply
-from trainer.rollouts import collect
+from trainer.rollouts import collect, demonstrate, reply
 from trainer.tasks.base import Observation, Task
 from trainer.tasks.tokenizers import Characters, Pretrained
 from trainer.types import Prompt, Rollout, Stop

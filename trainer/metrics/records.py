@@ -111,7 +111,7 @@ _PLACES: Mapping[str, str] = {
     "trainer/tasks/": "reward",
     "trainer/engines/": "generation",
     "trainer/rollouts.py collect": "generation",
-    "trainer/episodes.py": "generation",
+    "trainer/rollouts.py demonstrate": "generation",
     "trainer/loop.py update_policy": "update",
     "trainer/learner.py": "update",
     "trainer/distributed.py": "collective",

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.episodes import demonstrate
-from trainer.rollouts import collect, sample_prompts
+from trainer.rollouts import collect, demonstrate, sample_prompts
 from trainer.run_state import set_reference
 from trainer.sharding import put
 from trainer.supervised.sft import SFTLearner

@@ -11,9 +11,9 @@ import torch
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, run
 from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.build import build_trainer
-from trainer.episodes import Episode
 from trainer.metrics import second_opinion
 from trainer.metrics import step as metrics_of_step
+from trainer.rollouts import Episode
 from trainer.stages import second_look
 from trainer.stages.evidence import QUESTIONS, Results, Tap, Update
 from trainer.stages.recompute import _is_rounded, _unsummed

@@ -10,8 +10,7 @@ import pytest
 
 from trainer.config import BadSetting, parse
 from trainer.engines.engine import Sampling
-from trainer.episodes import demonstrate
-from trainer.rollouts import collect
+from trainer.rollouts import collect, demonstrate
 from trainer.tasks.frozen_lake import RULES, Lake, generate, solve, task
 from trainer.tasks.grids import MOVES, ActionFormat, Level, Player, assemble, observation_format
 from trainer.types import Rollout, Stop

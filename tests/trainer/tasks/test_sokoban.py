@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.config import BadSetting, parse
-from trainer.episodes import demonstrate
+from trainer.rollouts import demonstrate
 from trainer.tasks.grids import MOVES
 from trainer.tasks.sokoban import Layout, Room, generate, task
 from trainer.types import Stop
