@@ -47,7 +47,6 @@ FLOORS = {
         {"faults", "off_policy"},
         {"trainer", "generator"},
         {"run_state"},
-        {"build"},
         {"stages", "supervised"},
         {"loop"},
         {"placement"},

@@ -328,7 +328,6 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
     """Learning from rewards."""
     with run.interrupt.put_off(), run.progress.phase("import"):
         from trainer.algorithms.conventions import CONVENTIONS
-        from trainer.build import build_trainer
         from trainer.faults import arithmetic
         from trainer.loop import train, train_step
         from trainer.metrics import meter
@@ -339,6 +338,7 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
         from trainer.stages.second_look import SecondLook
         from trainer.stages.watch import Watch
         from trainer.supervised import warm_start
+        from trainer.trainer import build_trainer
     point, records, progress = run.order.point, run.records, run.progress
     config = _in_steps(run.order.config)
     trainer = build_trainer(config, device, seed=config.run.seed, world=world, progress=progress)

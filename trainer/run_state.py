@@ -17,18 +17,17 @@ from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting
 from trainer.off_policy import prefetched_of_state, prefetched_state
 from trainer.saving import STORED, flatten
-from trainer.sharding import gathered
+from trainer.trainer import plain_weights
 from trainer.weights import fingerprint, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
 
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
-    from trainer.models.decoder import Model
     from trainer.saving import Saved, State
     from trainer.trainer import Trainer
 
@@ -132,27 +131,12 @@ def _saved_learner(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, A
 # The reference policy.
 
 
-def begin_reference(trainer: Trainer) -> None:
-    """Gives generators that hold the reference policy its fingerprint; a collective if it is sharded.
-
-    An engine that has one already keeps it.
-    """
-    remote = trainer.reference_engine
-    if remote is not None and remote.origin is None:
-        remote.expect_reference(fingerprint(plain_weights(trainer.learner.model, trainer.learner.dtype)))
-
-
 def set_reference(trainer: Trainer) -> None:
     """The reference policy, wherever it is, becomes the present one; a collective where it is sharded."""
     trainer.learner.set_reference()
     if (remote := trainer.reference_engine) is not None:
         remote.set_reference(trainer.learner.full_weights())
         remote.barrier(trainer.world)
-
-
-def plain_weights(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model without adapters, one after the other, in a dtype; of a sharded one a collective."""
-    return ((name, gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
 
 
 def with_reference(state: dict[str, Any], remote: Remote | None) -> dict[str, Any]:

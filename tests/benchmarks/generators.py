@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from tests.trainer.placement.ray_cases import places_of
-from trainer.build import build_trainer
 from trainer.config import Config
 from trainer.engines.factory import AssignedGenerators, assign_generators
 from trainer.loop import train_step
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_generators
 from trainer.placement.rank import RayGenerator
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

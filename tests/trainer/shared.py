@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
 LIMIT_S = 240.0
-IMPORTS = ("torch", "trainer.build", "trainer.loop")
+IMPORTS = ("torch", "trainer.trainer", "trainer.loop")
 
 
 @dataclass

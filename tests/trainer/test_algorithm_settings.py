@@ -12,12 +12,12 @@ import torch
 from tests.trainer.core_cases import SMALL, batch, by_policy, by_row, learner, off_policy, said, total, update
 from tests.trainer.trainer_cases import CPU, END, changed, rollout, scripted
 from trainer.algorithms.packing import make_batch
-from trainer.build import build_trainer
 from trainer.config import load_function, parse
 from trainer.learner import ForwardOutputs
 from trainer.loop import sample_groups, train_step
 from trainer.metrics.step import of_update
 from trainer.sections import BadSetting
+from trainer.trainer import build_trainer
 from trainer.types import Group, Stop
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, group, rollout
 from trainer import faults
 from trainer.algorithms.packing import make_batch
-from trainer.build import build_trainer
 from trainer.run_state import learner_state
 from trainer.saving import CorruptCheckpoint, Saved, State
 from trainer.saving.checkpoint import difference, load, save
 from trainer.sections import Run
 from trainer.tasks.digits import successor
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,10 +12,10 @@ import torch
 from tests.trainer.core_cases import SMALL
 from tests.trainer.trainer_cases import CPU, changed, only, read, run
 from trainer import saving
-from trainer.build import build_trainer
 from trainer.config import BadSetting, Config, differing, parse
 from trainer.metrics.records import FILE
 from trainer.saving.checkpoint import load, save
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,10 +10,10 @@ import torch
 
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, END, ROOT, TINY, changed, only, rollout, run, scripted
-from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.loop import next_rollouts, train_step
 from trainer.rollouts import sample_prompts
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

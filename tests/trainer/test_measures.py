@@ -14,13 +14,13 @@ from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, read, roll
 from trainer import device as devices
 from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import make_batch, select
-from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.stages import probes
 from trainer.stages.probes import Stage, StageFailed
+from trainer.trainer import build_trainer
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import torch
 
 from tests.trainer.generator_cases import Crew, dead
 from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, read, run
-from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
@@ -27,6 +26,7 @@ from trainer.saving import flatten
 from trainer.saving.checkpoint import _nested, difference
 from trainer.tasks.digits import prompt
 from trainer.tasks.tokenizers import Characters
+from trainer.trainer import build_trainer
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:

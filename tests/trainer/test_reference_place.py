@@ -14,7 +14,6 @@ from tests.trainer.generator_cases import Crew
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, run
 from trainer import models
-from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
@@ -24,6 +23,7 @@ from trainer.metrics.progress import Progress
 from trainer.models.decoder import Decoder
 from trainer.run_state import MARK, restore, set_reference, state_of
 from trainer.saving.checkpoint import difference, load, save
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -305,7 +305,7 @@ SHARDED = """
 from tests.trainer.generator_cases import Crew
 from tests.trainer.test_reference_place import HERE, THERE, turns
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.build import build_trainer
+from trainer.trainer import build_trainer
 from trainer.distributed import World
 from trainer.loop import make_rollouts
 from trainer.metrics.progress import Progress

@@ -14,7 +14,6 @@ from tests.trainer.core_cases import SMALL, on_ranks
 from tests.trainer.saving.test_saving_resume import told
 from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, watched
 from trainer import saving
-from trainer.build import build_trainer
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts
 from trainer.metrics.records import Records
 from trainer.off_policy import Prefetch
@@ -24,6 +23,7 @@ from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
 from trainer.tasks.base import RewardBroken, RewardHung, group_rewards
 from trainer.tasks.digits import successor
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -13,9 +13,9 @@ from tests.trainer.core_cases import SMALL
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
 from trainer.sharding import is_sharded, layers, like, local, put, rows, whole
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,12 +11,12 @@ import pytest
 from tests.trainer.rank_processes import run_ranks, run_trainer
 from tests.trainer.trainer_cases import CPU, only, read, run
 from trainer import saving
-from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.launch import RankExit
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.supervised import warm_start
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from pathlib import Path

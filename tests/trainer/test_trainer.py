@@ -13,7 +13,6 @@ from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, ro
 from trainer import device as devices
 from trainer import run_state
 from trainer.algorithms.advantages import Advantages
-from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.distributed import World
 from trainer.engines.remote import Remote
@@ -24,6 +23,7 @@ from trainer.run_state import learner_state, restore, save_checkpoint, state_of
 from trainer.saving import Saved, State
 from trainer.saving.checkpoint import difference, save
 from trainer.stages.watch import evaluate, logprob_limits
+from trainer.trainer import build_trainer
 from trainer.types import Group
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.build import build_trainer
 from trainer.config import Config
 from trainer.loop import train, train_step
 from trainer.metrics.records import FILE, Records
@@ -21,6 +20,7 @@ from trainer.stages.second_look import SecondLook
 from trainer.stages.watch import Watch
 from trainer.tasks.digits import prompt
 from trainer.tasks.tokenizers import Characters
+from trainer.trainer import build_trainer
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:

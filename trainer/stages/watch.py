@@ -10,7 +10,6 @@ import torch
 
 from trainer import device as devices
 from trainer import faults
-from trainer.build import build_trainer
 from trainer.interrupt import Interrupted
 from trainer.metrics import checks
 from trainer.metrics.progress import Progress
@@ -20,6 +19,7 @@ from trainer.run_state import restore, save_checkpoint, state_of
 from trainer.saving import CorruptCheckpoint
 from trainer.saving.checkpoint import difference, load
 from trainer.tasks.base import RewardBroken
+from trainer.trainer import build_trainer
 from trainer.weights import fingerprint
 
 if TYPE_CHECKING:

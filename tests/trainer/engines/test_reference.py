@@ -12,13 +12,13 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
 from tests.trainer.trainer_cases import CPU, PAD, TEXT, changed, group
 from trainer.algorithms.packing import make_batch
-from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import reference
 from trainer.engines.engine import Sampling
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.engines.remote import MOST_TRIES
 from trainer.models import build
+from trainer.trainer import build_trainer
 from trainer.types import Group, Prompt
 from trainer.weights import NotWhole, Packer, fingerprint, unpack
 

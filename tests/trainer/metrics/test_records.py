@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import CPU, END, TINY, group
-from trainer.build import build_trainer
 from trainer.device import peak_rss_mib
 from trainer.loop import train_step
 from trainer.metrics.progress import Progress
@@ -26,6 +25,7 @@ from trainer.saving import checkpoint
 from trainer.stages.probes import StageFailed
 from trainer.tasks.base import RewardBroken, group_rewards
 from trainer.tasks.digits import successor
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

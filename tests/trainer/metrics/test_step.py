@@ -15,13 +15,13 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import make_batch
-from trainer.build import build_trainer
 from trainer.config import Config
 from trainer.learner import ForwardOutputs
 from trainer.loop import next_rollouts, update_policy
 from trainer.metrics import meter, step
 from trainer.metrics.progress import Progress
 from trainer.tasks.digits import prompt
+from trainer.trainer import build_trainer
 from trainer.types import Group, Prompt, Rollout, Stop
 
 # Names of ours that verl does not have; every other name must be one of verl's.

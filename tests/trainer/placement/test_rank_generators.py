@@ -19,7 +19,6 @@ from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
 from tests.trainer.placement.ray_cases import NEEDS_RAY, is_gone, places_of
 from tests.trainer.trainer_cases import CPU, PAD, TINY, changed
 from trainer.algorithms.packing import make_batch
-from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import remote
 from trainer.engines.engine import Sampling, new_seeds
@@ -32,6 +31,7 @@ from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
 from trainer.tasks import choose
 from trainer.tasks.digits import successor
+from trainer.trainer import build_trainer
 from trainer.types import Group, Prompt
 from trainer.weights import Bucket, Packer, fingerprint
 

@@ -20,13 +20,13 @@ from tests.trainer.core_cases import batch, learner, update
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU
 from trainer import saving
-from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
 from trainer.run_state import learner_state, restore, restore_learner, state_of
 from trainer.saving import CorruptCheckpoint, Saved, digest_of, flatten
 from trainer.saving import checkpoint as checkpoints
 from trainer.saving.checkpoint import difference, load, save
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,12 +14,12 @@ from tests.trainer.rank_processes import run_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, watched
 from trainer import __main__ as entry
 from trainer import saving
-from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.records import FILE, Records
 from trainer.run_state import restore, state_of
 from trainer.saving.checkpoint import difference, load
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from pathlib import Path

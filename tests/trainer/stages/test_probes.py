@@ -15,7 +15,6 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import device as devices
-from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.faults import WrongProducts
 from trainer.metrics.progress import Progress
@@ -25,6 +24,7 @@ from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
 from trainer.stages import probes
 from trainer.stages.probes import Stage, StageFailed, run_probe
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, run
 from trainer.algorithms.update_metrics import UpdateMetrics
-from trainer.build import build_trainer
 from trainer.metrics import second_opinion
 from trainer.metrics import step as metrics_of_step
 from trainer.rollouts import Episode
@@ -18,6 +17,7 @@ from trainer.stages import second_look
 from trainer.stages.evidence import QUESTIONS, Results, Tap, Update
 from trainer.stages.recompute import _is_rounded, _unsummed
 from trainer.stages.second_look import SecondLook
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

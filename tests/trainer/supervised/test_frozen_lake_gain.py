@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.trainer.trainer_cases import CPU, ROOT, only, read, watched
-from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.supervised import warm_start
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,6 @@ from tests.trainer.tasks.text_cases import WORDS, jsonl
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import models, saving
 from trainer.algorithms.packing import make_batch
-from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
 from trainer.interrupt import Interrupt, Interrupted
@@ -27,6 +26,7 @@ from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
 from trainer.supervised.sft import SFTLearner, Transcript, read_transcripts, render_message, transcript
 from trainer.tasks.tokenizers import Pretrained, choose
+from trainer.trainer import build_trainer
 from trainer.types import Group
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import torch
 
 from tests.trainer.core_cases import on_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, read
-from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import NoRecords, Records
@@ -18,6 +17,7 @@ from trainer.rollouts import collect
 from trainer.run_state import learner_state
 from trainer.saving.checkpoint import difference
 from trainer.supervised import warm_start
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
