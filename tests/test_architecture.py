@@ -36,8 +36,8 @@ FLOORS = {
     "trainer": (
         {"types", "device", "launch", "registry"},
         {"sections"},
-        {"sharding"},
-        {"algorithms", "overrides", "distributed", "weights"},
+        {"distributed"},
+        {"algorithms", "overrides", "weights"},
         {"config", "interrupt"},
         {"models", "tasks", "noise"},
         {"engines", "learner"},

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from trainer.sharding import is_sharded, local
+from trainer.distributed import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -31,11 +31,10 @@ from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.policy_losses import importance_weights, learns, rejection_mask
 from trainer.config import load_function
-from trainer.distributed import World
+from trainer.distributed import World, gathered, is_sharded, local, put
 from trainer.models import lora
 from trainer.registry import AGGREGATIONS, ESTIMATORS, LOSSES, find
 from trainer.sections import is_own
-from trainer.sharding import gathered, is_sharded, local, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer import faults, models, noise, sharding, tasks
+from trainer import distributed, faults, models, noise, tasks
 from trainer.algorithms.advantages import has_signal
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import make_batch
 from trainer.config import OFFLOAD_ON_CPU, BadSetting
-from trainer.distributed import World
+from trainer.distributed import World, gathered
 from trainer.engines.engine import Sampling
 from trainer.engines.factory import build_engine
 from trainer.learner import Learner
@@ -24,7 +24,6 @@ from trainer.metrics.progress import Progress
 from trainer.off_policy import Prefetch, StaleWeights
 from trainer.rollouts import GeneratedGroups, PromptSampler, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards
-from trainer.sharding import gathered
 from trainer.tasks.base import RewardBroken
 from trainer.weights import fingerprint
 
@@ -311,7 +310,7 @@ def build_policy(
     if config.run.sharding == "none" or world.size == 1:  # one rank would hold every row anyway
         return models.build(config, vocabulary_size, seed=seed, device=device, is_adapted=is_adapted)
     model = models.build(config, vocabulary_size, seed=seed, device=torch.device("cpu"), is_adapted=is_adapted)
-    sharding.shard(model, config.run, device, num_ranks=world.size)
+    distributed.shard(model, config.run, device, num_ranks=world.size)
     return model
 
 

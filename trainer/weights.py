@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.sharding import local
+from trainer.distributed import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "trainer/algorithms": (
         ("trainer/algorithms",),
         ("trainer/test_advantages*.py", "trainer/test_learner*.py", "trainer/test_measures*.py",
-         "trainer/test_sharding*.py"),
+         "trainer/test_distributed_sharding*.py"),
     ),
 }  # fmt: skip
 _FEW_FILES, _FEW_TESTS = 3, 12  # what is tried first

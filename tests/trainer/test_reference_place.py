@@ -311,7 +311,7 @@ from trainer.loop import make_rollouts
 from trainer.metrics.progress import Progress
 from trainer.run_state import restore, save_checkpoint, set_reference, state_of
 from trainer.saving.checkpoint import load
-from trainer.sharding import is_sharded
+from trainer.distributed import is_sharded
 
 MORE = {"prompts_per_step": 4, "ranks": 2, "sharding": "fsdp2", "dtype": "bfloat16"}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.sharding import home, is_sharded, like, local, put, rows
+from trainer.distributed import home, is_sharded, like, local, put, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -114,7 +114,12 @@ _PLACES: Mapping[str, str] = {
     "trainer/rollouts.py demonstrate": "generation",
     "trainer/loop.py update_policy": "update",
     "trainer/learner.py": "update",
-    "trainer/distributed.py": "collective",
+    "trainer/distributed.py all_reduce": "collective",
+    "trainer/distributed.py _reduce": "collective",
+    "trainer/distributed.py gather(": "collective",
+    "trainer/distributed.py barrier": "collective",
+    "trainer/distributed.py join": "collective",
+    "trainer/distributed.py leave": "collective",
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -152,7 +157,7 @@ def _place(error: BaseException) -> tuple[str | None, str]:
 
 def _innermost(error: BaseException) -> str | None:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        place = f"{frame.filename} {frame.name}".replace("\\", "/")
+        place = f"{frame.filename} {frame.name}(".replace("\\", "/")
         for part, stage in _PLACES.items():
             if part in place:
                 return stage

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from trainer import saving
-from trainer.distributed import present
+from trainer.distributed import is_sharded, present
 from trainer.saving import STORED, CorruptCheckpoint, Saved, digest_of, flatten
-from trainer.sharding import is_sharded
 from trainer.weights import same_bits
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ import torch
 from trainer import models, saving
 from trainer.algorithms.optimizer import copy_into
 from trainer.config import Arguments, BadSetting, Config
-from trainer.distributed import World
+from trainer.distributed import World, gathered
 from trainer.launch import complain
 from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder
 from trainer.saving import CHECKPOINT, STORED, CorruptCheckpoint, flatten
 from trainer.saving.checkpoint import load
-from trainer.sharding import gathered
 from trainer.tasks import tokenizers
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from trainer import device as devices
 from trainer import models
 from trainer.algorithms.packing import make_batch
 from trainer.config import Config
+from trainer.distributed import local
 from trainer.metrics.records import one_line
 from trainer.models import ops
 from trainer.rollouts import collect
 from trainer.sections import Model, Run
-from trainer.sharding import local
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
+from trainer.distributed import put
 from trainer.rollouts import collect, demonstrate, sample_prompts
 from trainer.run_state import set_reference
-from trainer.sharding import put
 from trainer.supervised.sft import SFTLearner
 from trainer.types import Group
 

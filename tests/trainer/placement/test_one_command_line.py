@@ -112,7 +112,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Learnt:
     return learnt(tmp_path_factory.mktemp("split") / "out", *SPLIT, "--ray", "local")
 
 
-@pytest.mark.long  # of shards, each update: test_sharding_runs.py
+@pytest.mark.long  # of shards, each update: test_distributed_sharding_runs.py
 def test_two_ranks_learn_what_one_process_learns(alone: Learnt, tmp_path: Path) -> None:
     check_alike(learnt(tmp_path / "out", *RANKS), alone)
 

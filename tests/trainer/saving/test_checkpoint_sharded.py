@@ -44,13 +44,13 @@ SETTINGS: dict[str, Any] = {"kl_coef": 0.1, "entropy_coef": 0.05, "lr": 0.01}
 SCRIPT = """
 from tests.trainer.core_cases import BARE, batch, update
 from tests.trainer.trainer_cases import CPU, changed, decoder
-from trainer import sharding
+from trainer import distributed
 from trainer.learner import Learner
 from trainer.run_state import learner_state, restore_learner
 from trainer.saving import checkpoint as checkpoints
 from trainer.saving.checkpoint import difference, load
 from trainer.saving import flatten
-from trainer.sharding import whole
+from trainer.distributed import whole
 
 shares = ((0,), (1,), (2,))
 
@@ -59,7 +59,7 @@ def made(seed, **more):
     config = changed(BARE, sharding="fsdp2", **SETTINGS, **more)
     models = [decoder(config, seed=seed), decoder(config, seed=seed + 1)]
     for each in models:
-        sharding.shard(each, config.run, CPU, num_ranks=world.size)
+        distributed.shard(each, config.run, CPU, num_ranks=world.size)
     return Learner(models[0], models[1], config, seed=seed, world=world)
 
 

@@ -14,7 +14,7 @@ from tests.trainer.rank_processes import on_processes
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, changed
 from trainer.config import BadSetting, parse
-from trainer.sharding import is_sharded, layers, like, local, put, rows, whole
+from trainer.distributed import is_sharded, layers, like, local, put, rows, whole
 from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ SCRIPT = """
 from dataclasses import fields
 from tests.trainer.core_cases import BARE, batch, by_row, learner, on_ranks, update
 from tests.trainer.trainer_cases import CPU, changed, decoder
-from trainer import faults, sharding
+from trainer import distributed, faults
 from trainer.distributed import World
 from trainer.algorithms.losses import UpdateMetrics
 from trainer.learner import Learner
 from trainer.run_state import learner_state
-from trainer.sharding import local, whole
+from trainer.distributed import local, whole
 
 SHARES = ((0,), (1, 2))
 EVERYTHING = {"kl_coef": 0.1, "entropy_coef": 0.05}
@@ -45,7 +45,7 @@ def sharded(**settings):
     config = changed(BARE, sharding="fsdp2", **settings)
     models = [decoder(config, seed=1), decoder(config, seed=2)]
     for each in models:
-        sharding.shard(each, config.run, CPU, num_ranks=world.size)
+        distributed.shard(each, config.run, CPU, num_ranks=world.size)
     return Learner(models[0], models[1] if config.algorithm.kl_coef else None, config, seed=0, world=world)
 
 
