@@ -38,7 +38,7 @@ FLOORS = {
         {"sections"},
         {"distributed"},
         {"algorithms", "overrides", "weights"},
-        {"config", "interrupt"},
+        {"config"},
         {"models", "tasks", "noise"},
         {"engines", "learner"},
         {"rollouts"},

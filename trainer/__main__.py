@@ -27,12 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import device as devices
-from trainer import interrupt as interrupts
 from trainer import launch, saving
 from trainer.config import Arguments, BadSetting, Config, ParsedSettings, describe, doubts, instead, read
 from trainer.device import peak_rss_mib
-from trainer.interrupt import Interrupt
-from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED, complain
+from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED, Interrupt, complain
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress
@@ -93,7 +91,7 @@ def main(
     """
     if argv is None:
         return _main(sys.argv[1:], progress or Progress(), interrupt)
-    with interrupts.given_back():
+    with launch.given_back():
         return _main(list(argv), progress or Progress(), interrupt)
 
 
@@ -298,7 +296,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
                 end["resume"] = _way_on(order.out)
             if (stage := stage_of_error(error)) is not None:
                 records.write("stage", **stage)
-        interrupts.ignore()
+        launch.ignore_signals()
         records.write("end", **end, **_totals(progress))
     if end["status"] == "failed":
         complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)

@@ -1,29 +1,37 @@
-"""Starts the ranks of a run on this machine, and finds out which one ended it; how any child process ended.
+"""Starts the ranks of a run on this machine, finds out which one ended it, and handles the signals of each.
 
 The launching process computes nothing and imports no torch, so that it survives a killed rank and can name it.
 
 A child is watched safely with respect to Ctrl-C at any moment. `Popen.poll` and `Popen.wait` take a lock: an interrupt
 between acquiring it and the block that releases it leaves it locked, and the next `wait` waits forever. `exit_code` and
 `wait_for_child` take no lock and reap nothing: the process stays a zombie until the one `Popen.wait` at its end.
+
+At the first signal a run ends between two steps with a checkpoint, at the second at once (`Interrupt`). The first
+imports are not interrupted either. A signal while Python cleans up, where an exception would be lost, is handled a
+moment later.
 """
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from subprocess import Popen
+    from types import FrameType
+
 
 # Exit codes of a run.
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
@@ -216,3 +224,109 @@ def _end_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
         process.kill()
         process.wait()
     return codes
+
+
+# Signals.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# One Ctrl-C reaches a rank twice: from the terminal, and from the process that started it.
+_SAME_S = 0.5
+_AGAIN_S = 0.01
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run ended after a complete step whose state is saved; the text is the signal's name."""
+
+    def __init__(self, signal_name: str, step: int) -> None:
+        super().__init__(signal_name)
+        self.step = step
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """The handler of signals: it raises KeyboardInterrupt, but stores the first one while signals are held."""
+
+    name: str | None = None  # of the remembered signal
+    _is_held: bool = False
+    _at: float = 0.0
+
+    def install(self) -> None:
+        """Takes over the signals of this process."""
+        for number in SIGNALS:
+            signal.signal(number, self.on_signal)
+
+    def on_signal(self, number: int, frame: FrameType | None = None) -> None:
+        """A signal has come."""
+        now = time.monotonic()
+        if self._is_held and self.name is None:
+            self.name, self._at = signal.Signals(number).name, now
+        elif self.name is None or now - self._at >= _SAME_S:
+            if _would_be_lost(frame):
+                _thread.start_new_thread(_send_again, (_thread.get_ident(), number))
+                return
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+    def hold(self) -> None:
+        """From here on a first signal waits for the end of the next `put_off`."""
+        self._is_held = True
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Within it a first signal waits for its end, and raises KeyboardInterrupt there."""
+        self.hold()
+        yield
+        self._is_held = False
+        if self.name is not None:
+            raise KeyboardInterrupt(self.name)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """During the block a first signal waits for `requested`."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    def requested(self, world: Any) -> str | None:
+        """The signal that any rank of a `World` got, so that all leave after the same step; None. A collective."""
+        return next(filter(None, world.gather(self.name)), None)
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """After it the signals have the effect that they had before it. They are the main thread's alone."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """From here on signals are ignored: the rest takes no time. Only the main thread handles them."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _would_be_lost(frame: FrameType | None) -> bool:
+    """Whether this runs inside a function that Python calls while it cleans up: exceptions there are printed and
+    dropped.
+
+    The import of each module runs such a function for its lock.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or (code.co_name == "cb" and "importlib" in code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(thread: int, number: int) -> None:
+    time.sleep(_AGAIN_S)
+    signal.pthread_kill(thread, number)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer.algorithms.losses import UpdateMetrics
-from trainer.interrupt import Interrupt, Interrupted
+from trainer.launch import Interrupt, Interrupted
 from trainer.metrics.step import StepResult
 from trainer.rollouts import RewardedGroups
 from trainer.run_state import set_reference

@@ -85,7 +85,7 @@ def forget_help_options(command: click.Command) -> None:
 def trainer_program() -> Program:
     pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack")
     from trainer.__main__ import main as train
-    from trainer.interrupt import Interrupt
+    from trainer.launch import Interrupt
 
     return lambda argv: train(argv, interrupt=Interrupt())  # not installed: the signals stay as they are
 

@@ -20,7 +20,7 @@ from tests.trainer.trainer_cases import only, read
 from trainer import __main__ as entry
 from trainer import saving
 from trainer.config import Config
-from trainer.interrupt import SIGNALS, Interrupt
+from trainer.launch import SIGNALS, Interrupt
 from trainer.metrics.records import FILE, SCHEMA
 
 if TYPE_CHECKING:

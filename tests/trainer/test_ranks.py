@@ -20,8 +20,7 @@ from trainer import launch
 from trainer.__main__ import main
 from trainer.algorithms.losses import UpdateMetrics
 from trainer.distributed import World
-from trainer.interrupt import Interrupt
-from trainer.launch import RankExit, run_ranks
+from trainer.launch import Interrupt, RankExit, run_ranks
 from trainer.learner import ForwardOutputs
 from trainer.run_state import learner_state
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.engine import Sampling, Tokens
-    from trainer.interrupt import Interrupt
+    from trainer.launch import Interrupt
     from trainer.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]

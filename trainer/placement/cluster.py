@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import launch
 from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES, cores
-from trainer.interrupt import given_back
+from trainer.launch import given_back
 from trainer.placement import ray_nodes, worker_actor
 from trainer.placement.cards import CPU, Node, Placement, PlacementError, list_nodes, place_workers
 from trainer.placement.ray_nodes import RAY_VARIABLES, answers, holders, ray_error_line

@@ -10,7 +10,7 @@ import torch
 
 from trainer import device as devices
 from trainer import faults
-from trainer.interrupt import Interrupted
+from trainer.launch import Interrupted
 from trainer.metrics import checks
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import Observer, of_validation

@@ -26,7 +26,7 @@ from trainer.algorithms.packing import make_batch, select
 from trainer.config import BadSetting
 from trainer.device import peak_rss_mib
 from trainer.distributed import World
-from trainer.interrupt import Interrupted
+from trainer.launch import Interrupted
 from trainer.saving import CHECKPOINT
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.interrupt import Interrupt
+    from trainer.launch import Interrupt
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
     from trainer.models.decoder import Model

@@ -5,16 +5,18 @@ A reward is broken that raises, does not come back, or gives no number.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import signal
+import threading
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainer import interrupt
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Group, Prompt, Rollout
@@ -81,10 +83,10 @@ def group_rewards(
     answers = [(group.prompt, each) for group in groups for each in group.rollouts]
     rewards: list[float] = []
     try:
-        with interrupt.alarm(limit_s):
+        with alarm(limit_s):
             for prompt, rollout in answers:
                 rewards.append(_judge(prompt, rollout, task, errors))
-    except interrupt.TimeUp as error:
+    except TimeUp as error:
         timeout = RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}")
         if errors is None:
             raise timeout from error
@@ -109,7 +111,55 @@ def _judge(prompt: Prompt, rollout: Rollout, task: Task, errors: list[str] | Non
 
 
 def line_of(error: BaseException) -> str:
-    """Where an error came from, the innermost call outside of this file and the alarm. Example: `mine.py:12 reward`."""
-    own = (Path(__file__), Path(interrupt.__file__))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) not in own]
+    """Where an error came from, the innermost call outside of this file. Example: `mine.py:12 reward`."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename) != Path(__file__)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}" if frames else "an unknown line"
+
+
+class TimeUp(BaseException):
+    """Raised by the alarm. No Exception, so that a function's own `except Exception` does not swallow it."""
+
+
+@contextmanager
+def alarm(limit_s: float | None) -> Iterator[None]:
+    """Raises TimeUp within the block once it has taken so long; None: never."""
+    if limit_s is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        with _alarm_elsewhere(limit_s):
+            yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _alarm_elsewhere(limit_s: float) -> Iterator[None]:
+    """The same for another thread than the main one, which signals do not reach: there a run is within Ray's actor."""
+    thread, lock, is_over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def ring() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeUp))
+
+    timer = threading.Timer(limit_s, ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # an alarm that was set and not handled yet

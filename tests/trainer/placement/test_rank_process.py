@@ -24,8 +24,7 @@ from trainer.config import parse
 from trainer.distributed import World
 from trainer.engines.generator_client import EngineSpec, TokenizerInfo
 from trainer.generator import Server
-from trainer.interrupt import Interrupt
-from trainer.launch import PLACED
+from trainer.launch import PLACED, Interrupt
 from trainer.placement import rank as generators
 from trainer.placement import worker_actor, workers
 from trainer.placement.cards import Layout, Node, Placement, WorkerSlot, place_workers

@@ -15,7 +15,7 @@ from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, watched
 from trainer import __main__ as entry
 from trainer import saving
 from trainer.config import BadSetting, Config
-from trainer.interrupt import Interrupt, Interrupted
+from trainer.launch import Interrupt, Interrupted
 from trainer.metrics.records import FILE, Records
 from trainer.run_state import restore, state_of
 from trainer.saving.checkpoint import difference, load

@@ -16,7 +16,7 @@ from trainer import models, saving
 from trainer.algorithms.packing import make_batch
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
-from trainer.interrupt import Interrupt, Interrupted
+from trainer.launch import Interrupt, Interrupted
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.models import lora
