@@ -32,9 +32,7 @@ from trainer.config import Arguments, BadSetting, Config, ParsedSettings, descri
 from trainer.device import peak_rss_mib
 from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED, Interrupt, complain
 from trainer.metrics.advice import Advisor
-from trainer.metrics.loggers import Loggers
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import SCHEMA, NoRecords, Records, one_line, stage_of_error
+from trainer.metrics.records import SCHEMA, Loggers, NoRecords, Progress, Records, one_line, stage_of_error
 from trainer.saving import CorruptCheckpoint
 from trainer.tasks.base import RewardBroken
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.rollouts import RolloutBatch
 from trainer.types import Group, Rollout, Stop
 

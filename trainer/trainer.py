@@ -20,7 +20,7 @@ from trainer.distributed import World, gathered
 from trainer.engines.engine import Sampling
 from trainer.engines.factory import build_engine
 from trainer.learner import Learner
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.off_policy import Prefetch, StaleWeights
 from trainer.rollouts import GeneratedGroups, PromptSampler, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards

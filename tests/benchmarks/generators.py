@@ -21,7 +21,7 @@ from tests.trainer.placement.ray_cases import places_of
 from trainer.config import Config
 from trainer.engines.factory import AssignedGenerators, assign_generators
 from trainer.loop import train_step
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.metrics.step import of_generators
 from trainer.placement.rank import RayGenerator
 from trainer.trainer import build_trainer

@@ -13,8 +13,7 @@ from tests.trainer.trainer_cases import CPU, only, read, run
 from trainer import saving
 from trainer.config import parse
 from trainer.launch import RankExit
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import Records
+from trainer.metrics.records import Progress, Records
 from trainer.supervised import warm_start
 from trainer.trainer import build_trainer
 

@@ -16,8 +16,7 @@ from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import make_batch, select
 from trainer.distributed import World
 from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import Records
+from trainer.metrics.records import Progress, Records
 from trainer.stages import probes
 from trainer.stages.probes import Stage, StageFailed
 from trainer.trainer import build_trainer

@@ -17,8 +17,7 @@ from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import stage_of_error
+from trainer.metrics.records import Progress, stage_of_error
 from trainer.off_policy import Prefetch, StaleWeights, prefetched_of_state, prefetched_state
 from trainer.rollouts import RolloutBatch
 from trainer.run_state import learner_state, restore, state_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import CPU, END
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.off_policy import Prefetch, prefetched_of_state, prefetched_state
 from trainer.rollouts import GeneratedGroups, RolloutBatch
 from trainer.tasks.digits import prompt

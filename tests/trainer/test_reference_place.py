@@ -19,7 +19,7 @@ from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.loop import make_rollouts, train_step
 from trainer.metrics import meter
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.models.decoder import Decoder
 from trainer.run_state import MARK, restore, set_reference, state_of
 from trainer.saving.checkpoint import difference, load, save
@@ -308,7 +308,7 @@ from tests.trainer.trainer_cases import CPU, changed
 from trainer.trainer import build_trainer
 from trainer.distributed import World
 from trainer.loop import make_rollouts
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.run_state import restore, save_checkpoint, set_reference, state_of
 from trainer.saving.checkpoint import load
 from trainer.distributed import is_sharded

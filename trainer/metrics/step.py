@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from trainer.distributed import World
     from trainer.engines.generator_client import GeneratorStats
     from trainer.learner import ForwardOutputs, StepAdvantages
-    from trainer.metrics.progress import Progress
-    from trainer.metrics.records import Records
+    from trainer.metrics.records import Progress, Records
     from trainer.types import Batch, Group, Prompt, Rollout
 
 

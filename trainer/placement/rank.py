@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 from trainer.config import BadSetting
 from trainer.engines.generator_client import GeneratorLost
 from trainer.launch import Interrupt
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.placement import workers
 from trainer.placement.cards import CPU
 from trainer.placement.ray_nodes import how_lost, ray_error_line

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainer.metrics.progress import Progress
-    from trainer.metrics.records import Records
+    from trainer.metrics.records import Progress, Records
     from trainer.models.pretrained import Pretrained
     from trainer.saving import State
 

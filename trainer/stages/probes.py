@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.metrics.progress import Progress
-    from trainer.metrics.records import Records
+    from trainer.metrics.records import Progress, Records
     from trainer.trainer import Trainer
     from trainer.types import Batch
 

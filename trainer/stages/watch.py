@@ -12,7 +12,7 @@ from trainer import device as devices
 from trainer import faults
 from trainer.launch import Interrupted
 from trainer.metrics import checks
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.metrics.step import Observer, of_validation
 from trainer.rollouts import collect, compute_rewards
 from trainer.run_state import restore, save_checkpoint, state_of

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.launch import Interrupt
-    from trainer.metrics.progress import Progress
-    from trainer.metrics.records import Records
+    from trainer.metrics.records import Progress, Records
     from trainer.models.decoder import Model
     from trainer.sections import Optim
     from trainer.tasks.tokenizers import Tokenizer

@@ -37,8 +37,7 @@ from trainer.types import Group
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.metrics.progress import Progress
-    from trainer.metrics.records import Records
+    from trainer.metrics.records import Progress, Records
     from trainer.tasks.base import Task
     from trainer.trainer import Trainer
     from trainer.types import Prompt

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trainer.metrics.advice import Advisor
-from trainer.metrics.loggers import Loggers
-from trainer.metrics.records import FILE, Records
+from trainer.metrics.records import FILE, Loggers, Records
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,7 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, TINY, group
 from trainer.device import peak_rss_mib
 from trainer.loop import train_step
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import FILE, Records, stage_of_error
+from trainer.metrics.records import FILE, Progress, Records, stage_of_error
 from trainer.saving import checkpoint
 from trainer.stages.probes import StageFailed
 from trainer.tasks.base import RewardBroken, group_rewards

@@ -19,7 +19,7 @@ from trainer.config import Config
 from trainer.learner import ForwardOutputs
 from trainer.loop import next_rollouts, update_policy
 from trainer.metrics import meter, step
-from trainer.metrics.progress import Progress
+from trainer.metrics.records import Progress
 from trainer.tasks.digits import prompt
 from trainer.trainer import build_trainer
 from trainer.types import Group, Prompt, Rollout, Stop

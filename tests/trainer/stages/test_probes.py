@@ -17,8 +17,7 @@ from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import device as devices
 from trainer.distributed import World
 from trainer.faults import WrongProducts
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import Records
+from trainer.metrics.records import Progress, Records
 from trainer.models import ops
 from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference

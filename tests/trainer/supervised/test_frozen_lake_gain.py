@@ -9,8 +9,7 @@ import pytest
 
 from tests.trainer.trainer_cases import CPU, ROOT, only, read, watched
 from trainer.config import parse
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import Records
+from trainer.metrics.records import Progress, Records
 from trainer.supervised import warm_start
 from trainer.trainer import build_trainer
 

@@ -17,8 +17,7 @@ from trainer.algorithms.packing import make_batch
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
 from trainer.launch import Interrupt, Interrupted
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import Records
+from trainer.metrics.records import Progress, Records
 from trainer.models import lora
 from trainer.models.pretrained import read_config, read_shape, read_tensors, read_weights
 from trainer.run_state import learner_state

@@ -11,8 +11,7 @@ import torch
 from tests.trainer.core_cases import on_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, read
 from trainer.config import BadSetting, parse
-from trainer.metrics.progress import Progress
-from trainer.metrics.records import NoRecords, Records
+from trainer.metrics.records import NoRecords, Progress, Records
 from trainer.rollouts import collect
 from trainer.run_state import learner_state
 from trainer.saving.checkpoint import difference

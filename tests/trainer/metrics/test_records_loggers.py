@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trainer.config import LOGGERS, BadSetting, parse
-from trainer.metrics import loggers
 from trainer.metrics.advice import Advisor
-from trainer.metrics.loggers import Loggers
-from trainer.metrics.records import FILE, Records
+from trainer.metrics.records import FILE, LOGGER_MAKERS, Logger, Loggers, Records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,10 +91,10 @@ def test_a_logger_that_breaks_leaves_one_note_and_a_whole_run(
 def test_a_missing_package_and_an_unknown_name_are_said_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(folder: Path, settings: object) -> loggers.Logger:
+    def absent(folder: Path, settings: object) -> Logger:
         raise ModuleNotFoundError("No module named 'swanlab'", name="swanlab")
 
-    monkeypatch.setattr(loggers, "MAKERS", {**loggers.MAKERS, "swanlab": absent})
+    monkeypatch.setattr("trainer.metrics.records.LOGGER_MAKERS", {**LOGGER_MAKERS, "swanlab": absent})
     notes = {r["logger"]: r["reason"] for r in run(tmp_path, "swanlab, mlflow") if r["kind"] == "note"}
     assert "package swanlab" in notes["swanlab"]
     assert "tensorboard, wandb, swanlab" in notes["mlflow"]
@@ -131,6 +129,6 @@ def test_the_real_swanlab_takes_the_calls(tmp_path: Path) -> None:
 
 
 def test_the_settings_accept_exactly_the_loggers_that_there_are() -> None:
-    assert set(LOGGERS) == set(loggers.MAKERS)
+    assert set(LOGGERS) == set(LOGGER_MAKERS)
     with pytest.raises(BadSetting, match=r"loggers=foo: .*Accepted: tensorboard, wandb, swanlab"):
         parse(["loggers=foo"], devices=("cpu",))
