@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.tasks.base import Task
 
-# The module of each task, whose function `task` makes it from a configuration.
+# The `MODULE:FUNCTION` of each task, which makes it from a configuration.
 MAKERS: Mapping[str, str] = {
-    **dict.fromkeys(("successor", "addition", "copy"), "digits"),
-    "gsm8k": "gsm8k",
-    "math": "math",
-    "code": "code",
-    "file": "custom",
-    "frozen_lake": "frozen_lake",
-    "sokoban": "sokoban",
+    **dict.fromkeys(("successor", "addition", "copy"), "digits:task"),
+    "gsm8k": "text:gsm8k",
+    "math": "text:mathematics",
+    "code": "code:task",
+    "file": "text:scored_by_user",
+    "frozen_lake": "frozen_lake:task",
+    "sokoban": "sokoban:task",
 }
 
 
@@ -32,11 +32,12 @@ def choose(config: Config) -> Task:
 
     Raises BadSetting for files, packages or functions that cannot be used.
     """
-    task: Task = import_module(f"trainer.tasks.{MAKERS[config.task.task]}").task(config)
+    module, _, function = MAKERS[config.task.task].partition(":")
+    task: Task = getattr(import_module(f"trainer.tasks.{module}"), function)(config)
     if config.task.max_new_tokens:
         task = replace(task, max_new_tokens=config.task.max_new_tokens)
     if config.task.reward_function and config.task.task != "file":
-        from trainer.tasks.custom import with_reward
+        from trainer.tasks.text import with_reward
 
         task = with_reward(task, config.task)
     return task

@@ -1,4 +1,4 @@
-"""The judge of mathematics, for the process of `trainer.tasks.math`: the only module that imports math-verify."""
+"""The judge of mathematics, for the process of `trainer.tasks.text`: the only module that imports math-verify."""
 
 from __future__ import annotations
 

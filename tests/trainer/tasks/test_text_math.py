@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.tasks.text_cases import files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
-from trainer.tasks.math import judged
+from trainer.tasks.text import judged
 from trainer.tasks.worker import Worker, WorkerTimeout
 
 if TYPE_CHECKING:

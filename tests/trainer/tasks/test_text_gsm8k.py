@@ -10,7 +10,7 @@ from tests.trainer.tasks.text_cases import files, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.data import check, rows
-from trainer.tasks.gsm8k import INSTRUCTION, row, strict, tolerant
+from trainer.tasks.text import INSTRUCTION, gsm8k_row, strict, tolerant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def test_the_tolerant_score_reads_the_last_number(answer: str, truth: str, score
 
 
 def test_a_raw_row_becomes_verls_row() -> None:
-    made = row(RAW, "train", 7)
+    made = gsm8k_row(RAW, "train", 7)
     assert list(made) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert made["data_source"] == "openai/gsm8k"
     assert made["prompt"] == [{"role": "user", "content": f"{RAW['question']} {INSTRUCTION}"}]
@@ -85,7 +85,7 @@ def test_a_raw_row_becomes_verls_row() -> None:
 @pytest.mark.parametrize("raw", [{"question": "a"}, {"question": "a", "answer": 5}, {"question": "a", "answer": "5"}])
 def test_a_raw_row_without_an_answer_is_refused(raw: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="row 3 "):
-        row(raw, "train", 3)
+        gsm8k_row(raw, "train", 3)
 
 
 def test_the_task_reads_the_raw_jsonl_and_scores_strictly(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_the_task_reads_parquet_in_verls_layout(tmp_path: Path) -> None:
     import pyarrow  # type: ignore[import-not-found]
 
     out = tmp_path / "train.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist([row(RAW, "test", 0)]), out)
-    assert list(rows(out)) == [row(RAW, "test", 0)]
+    parquet.write_table(pyarrow.Table.from_pylist([gsm8k_row(RAW, "test", 0)]), out)
+    assert list(rows(out)) == [gsm8k_row(RAW, "test", 0)]
     task = tasks.choose(settings("task=gsm8k", f"train_files={out}", f"val_files={out}"))
     assert (task.train[0].expected, task.train[0].extra["extra_info"]["index"]) == ("1262", 0)
 
@@ -128,7 +128,7 @@ def test_an_integer_ground_truth_in_a_parquet_is_refused(tmp_path: Path) -> None
     parquet = pytest.importorskip("pyarrow.parquet", reason="writing parquet needs pyarrow")
     import pyarrow
 
-    wrong = row(RAW, "train", 0) | {"reward_model": {"style": "rule", "ground_truth": 1262}}
+    wrong = gsm8k_row(RAW, "train", 0) | {"reward_model": {"style": "rule", "ground_truth": 1262}}
     parquet.write_table(pyarrow.Table.from_pylist([wrong]), tmp_path / "train.parquet")
     named = [f"{name}={tmp_path / 'train.parquet'}" for name in ("train_files", "val_files")]
     with pytest.raises(BadSetting, match=r"int '1262' in column 'reward_model\.ground_truth'"):

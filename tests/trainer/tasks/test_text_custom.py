@@ -12,8 +12,8 @@ from tests.trainer.tasks.text_cases import WORDS, files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.base import RewardBroken, RewardHung
-from trainer.tasks.custom import CustomReward
 from trainer.tasks.digits import prompt
+from trainer.tasks.text import CustomReward
 from trainer.types import Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
