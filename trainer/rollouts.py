@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.engine import Engine, Sampling
-    from trainer.tasks.base import Environment, Task
-    from trainer.tasks.tokenizers import Tokenizer
+    from trainer.tasks.base import Environment, Task, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

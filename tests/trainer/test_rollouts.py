@@ -9,8 +9,7 @@ import pytest
 
 from trainer.engines.engine import Sampling
 from trainer.rollouts import collect, demonstrate, reply
-from trainer.tasks.base import Observation, Task
-from trainer.tasks.tokenizers import Characters, Pretrained
+from trainer.tasks.base import Characters, Observation, PretrainedTokenizer, Task
 from trainer.types import Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def test_a_tokenizer_of_transformers_goes_on_in_the_marks_of_its_template() -> N
     inner.add_special_tokens(words[1:3])
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
     fast.chat_template = CHATML
-    chat = Pretrained(fast)
+    chat = PretrainedTokenizer(fast)
     assert reply(chat, "wall", is_closed=True) == (1, 3, 6, 2, 1, 4)
     assert reply(chat, "wall", is_closed=False) == (2, 1, 3, 6, 2, 1, 4)
 

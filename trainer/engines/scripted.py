@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.engine import Sampling, Tokens
-    from trainer.tasks.base import Task
-    from trainer.tasks.tokenizers import Tokenizer
+    from trainer.tasks.base import Task, Tokenizer
 
 
 class Scripted(LocalEngine):

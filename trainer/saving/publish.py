@@ -25,7 +25,7 @@ from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder
 from trainer.saving import CHECKPOINT, STORED, CorruptCheckpoint, flatten
 from trainer.saving.checkpoint import load
-from trainer.tasks import tokenizers
+from trainer.tasks.base import choose_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -190,7 +190,7 @@ def _restored(config: Config, state: State, prefix: str) -> Decoder | Pretrained
     sizes = stored.sizes() if stored is not None else {name: tuple(each.shape) for name, each in given.items()}
     embedding = sizes.get(f"{prefix}{_EMBEDDING}")
     # A folder has its own number of tokens; adapters alone say nothing of a random start's.
-    vocabulary = embedding[0] if embedding else 0 if config.model.path else tokenizers.choose("").vocabulary_size
+    vocabulary = embedding[0] if embedding else 0 if config.model.path else choose_tokenizer("").vocabulary_size
     model = models.build(config, vocabulary, seed=config.run.seed, device=_CPU)
     own = {f"{prefix}{name}": each.detach() for name, each in model.named_parameters()}
     learnt = {f"{prefix}{name}" for name, each in model.named_parameters() if each.requires_grad}

@@ -30,9 +30,8 @@ from trainer.launch import Interrupted
 from trainer.saving import CHECKPOINT
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
-from trainer.tasks import tokenizers
+from trainer.tasks.base import PretrainedTokenizer, choose_tokenizer
 from trainer.tasks.data import rows
-from trainer.tasks.tokenizers import Pretrained
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from trainer.metrics.records import Progress, Records
     from trainer.models.decoder import Model
     from trainer.sections import Optim
-    from trainer.tasks.tokenizers import Tokenizer
+    from trainer.tasks.base import Tokenizer
     from trainer.types import Batch
 
     Message = Mapping[str, Any]
@@ -98,7 +97,7 @@ def assemble(config: Config, device: torch.device, world: World) -> Tuning:
     """The components of a configuration. Raises BadSetting."""
     if config.run.sharding != "none" and world.size > 1:
         raise BadSetting(f"sharding={config.run.sharding} is for learning from rewards: sft takes sharding=none")
-    tokenizer = tokenizers.choose(config.model.path)
+    tokenizer = choose_tokenizer(config.model.path)
     train = _groups("train_files", config.task.train_files, tokenizer, config)
     val = _groups("val_files", config.task.val_files, tokenizer, config) if config.task.val_files else []
     if config.run.epochs:
@@ -311,7 +310,11 @@ def transcript(
     """
     tokens: list[int] = []
     mask: list[bool] = []
-    pieces = _rendered(messages, tokenizer, tools) if isinstance(tokenizer, Pretrained) else _plain(messages, tokenizer)
+    pieces = (
+        _rendered(messages, tokenizer, tools)
+        if isinstance(tokenizer, PretrainedTokenizer)
+        else _plain(messages, tokenizer)
+    )
     for piece, is_said in pieces:
         tokens += piece
         mask += [is_said] * len(piece)
@@ -327,7 +330,7 @@ def _plain(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[tuple[
 
 
 def _rendered(
-    messages: Sequence[Message], tokenizer: Pretrained, tools: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Message], tokenizer: PretrainedTokenizer, tools: Sequence[Mapping[str, Any]] | None
 ) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Pieces of the complete conversation's text; the assistant's turns begin and end between two of them."""
     whole = tokenizer.render(messages, is_asking=False, tools=tools)

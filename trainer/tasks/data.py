@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
-from trainer.tasks import tokenizers
-from trainer.tasks.base import Task
+from trainer.tasks.base import Task, choose_tokenizer
 from trainer.types import Prompt
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.tokenizers import Tokenizer
+    from trainer.tasks.base import Tokenizer
     from trainer.types import Rollout
 
     Row = Mapping[str, Any]
@@ -47,7 +46,7 @@ def task_of_texts(
 
     An answer is right if it scores 1. Raises BadSetting.
     """
-    tokenizer = tokenizers.choose(config.model.path)
+    tokenizer = choose_tokenizer(config.model.path)
     train, heldout = questions(config.task, tokenizer, raw=raw)
 
     def reward(prompt: Prompt, rollout: Rollout) -> float:

@@ -13,9 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from trainer.config import BadSetting
-from trainer.tasks import tokenizers
-from trainer.tasks.base import Observation, Task
-from trainer.tasks.tokenizers import Characters, Tokenizer
+from trainer.tasks.base import Characters, Observation, Task, Tokenizer, choose_tokenizer
 from trainer.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -205,6 +203,6 @@ def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokeni
     """The short format with its own characters for the built-in model, words for a model from a folder."""
     if config.model.path:
         form = ActionFormat(is_short=False, rules=rules, thinks=config.task.answer_format == "think")
-        return tokenizers.choose(config.model.path), form
+        return choose_tokenizer(config.model.path), form
     letters = "".join(letter for letter in _BY_LETTER if letter not in symbols)
     return Characters(symbols + _SHOWN + letters), ActionFormat(is_short=True)

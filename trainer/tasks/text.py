@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting, locate
-from trainer.tasks import tokenizers
-from trainer.tasks.base import RewardBroken, RewardHung, Task
+from trainer.tasks.base import RewardBroken, RewardHung, Task, choose_tokenizer
 from trainer.tasks.data import questions, task_of_texts
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.tokenizers import Tokenizer
+    from trainer.tasks.base import Tokenizer
     from trainer.types import Prompt, Rollout
 
 
@@ -140,7 +139,7 @@ def scored_by_user(config: Config) -> Task:
     """
     if not config.task.reward_function:
         raise BadSetting("task=file needs reward_function=FILE.py:NAME to judge the answers")
-    tokenizer = tokenizers.choose(config.model.path)
+    tokenizer = choose_tokenizer(config.model.path)
     train, heldout = questions(config.task, tokenizer)
     reward = CustomReward(config.task, tokenizer)
     return Task(

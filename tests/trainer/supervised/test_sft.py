@@ -24,7 +24,7 @@ from trainer.run_state import learner_state
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
 from trainer.supervised.sft import SFTLearner, Transcript, read_transcripts, render_message, transcript
-from trainer.tasks.tokenizers import Pretrained, choose
+from trainer.tasks.base import PretrainedTokenizer, choose_tokenizer
 from trainer.trainer import build_trainer
 from trainer.types import Group
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trainer.tasks.tokenizers import Tokenizer
+    from trainer.tasks.base import Tokenizer
 
 CALL = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 
@@ -81,7 +81,7 @@ def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resu
 
 def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
     tuning = sft.assemble(settings(tmp_path), CPU, World.single())
-    tokenizer, group = choose(""), tuning.train[0]
+    tokenizer, group = choose_tokenizer(""), tuning.train[0]
     rollout = group.rollouts[0]
     learnt = [token for token, is_said in zip(rollout.tokens, rollout.response_mask, strict=True) if is_said]
     assert tokenizer.decode(learnt) == f"{SPOKEN}It is 3."
@@ -251,7 +251,7 @@ TEMPLATE = (
 FORGETFUL = TEMPLATE.replace("m.content or ''", "(m.content if loop.last else '') or ''")
 
 
-def pretrained(template: str | None = TEMPLATE) -> Pretrained:
+def pretrained(template: str | None = TEMPLATE) -> PretrainedTokenizer:
     """A tokenizer of transformers with one token a character and two special ones."""
     transformers = pytest.importorskip("transformers", reason="a model's tokenizer needs transformers")
     tokenizers = pytest.importorskip("tokenizers", reason="a model's tokenizer needs tokenizers")
@@ -261,7 +261,7 @@ def pretrained(template: str | None = TEMPLATE) -> Pretrained:
     inner.decoder = tokenizers.decoders.Fuse()
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
     made.chat_template = template
-    return Pretrained(made)
+    return PretrainedTokenizer(made)
 
 
 def learnt(made: Transcript, tokenizer: Tokenizer) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.config import BadSetting
-from trainer.tasks.tokenizers import PRINTABLE, Pretrained, choose
+from trainer.tasks.base import PRINTABLE, PretrainedTokenizer, choose_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def folder_of(folder: Path, **changed: object) -> Path:
 
 
 def test_without_a_folder_text_is_written_in_printable_ascii() -> None:
-    words = choose("")
+    words = choose_tokenizer("")
     assert (words.vocabulary_size, words.pad, words.end) == (98, 96, 97)
     every = "".join(map(chr, range(32, 127))) + "\n"
     assert sorted(PRINTABLE) == sorted(every)
@@ -37,8 +37,8 @@ def test_without_a_folder_text_is_written_in_printable_ascii() -> None:
 
 @pytest.mark.full
 def test_a_model_folder_gives_its_own_tokens(tmp_path: Path) -> None:
-    words = choose(str(folder_of(tmp_path, eos_token="<end>", pad_token="<pad>")))
-    assert isinstance(words, Pretrained)
+    words = choose_tokenizer(str(folder_of(tmp_path, eos_token="<end>", pad_token="<pad>")))
+    assert isinstance(words, PretrainedTokenizer)
     assert words.encode("a b a") == (0, 1, 0)
     assert words.decode((0, 1, words.pad, words.end or 0)) == "a b"
     assert words.vocabulary_size == 5
@@ -48,19 +48,19 @@ def test_a_model_folder_gives_its_own_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_without_an_end_token_there_is_no_end(tmp_path: Path) -> None:
-    words = choose(str(folder_of(tmp_path)))
+    words = choose_tokenizer(str(folder_of(tmp_path)))
     assert (words.end, words.pad) == (None, 0)
 
 
 @pytest.mark.full
 def test_without_a_pad_token_the_end_pads(tmp_path: Path) -> None:
-    words = choose(str(folder_of(tmp_path, eos_token="<end>")))
+    words = choose_tokenizer(str(folder_of(tmp_path, eos_token="<end>")))
     assert words.pad == words.end == 3
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="no folder"):
-        choose(str(tmp_path / "nowhere"))
+        choose_tokenizer(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.full
@@ -68,14 +68,14 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="a model's tokenizer needs transformers")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     with pytest.raises(BadSetting, match=r"no tokenizer: .*tokenizer\.json"):
-        choose(str(tmp_path))
+        choose_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadSetting, match=r"no tokenizer .*transformers"):
-        choose(str(tmp_path))
+        choose_tokenizer(str(tmp_path))
 
 
 def test_missing_transformers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(BadSetting, match="package transformers"):
-        choose(str(tmp_path))
+        choose_tokenizer(str(tmp_path))
