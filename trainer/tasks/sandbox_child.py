@@ -1,4 +1,4 @@
-"""The inside of `trainer.tasks.sandbox`: raises the walls around this process, then runs the untrusted source in it.
+"""The inside of `trainer.tasks.code`: raises the walls around this process, then runs the untrusted source in it.
 
 Run as a script by an isolated interpreter, so it imports the standard library only. Reads a job (JSON) from stdin and
 answers on stdout: for a program whatever it prints; for calls one JSON line each. Nothing that an answer is compared

@@ -2,7 +2,7 @@
 
 An alarm in this process would not suffice: a signal waits until the interpreter is back from C code, and a product of
 huge numbers or a stuck library call never comes back. One process serves all calls: starting one takes 50 ms, a call
-0.1. It protects against mistakes, not against hostile code, for which see `trainer.tasks.sandbox`.
+0.1. It protects against mistakes, not against hostile code, for which see `trainer.tasks.code`.
 """
 
 from __future__ import annotations

@@ -10,15 +10,14 @@ import pytest
 from tests.trainer.tasks.text_cases import files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
-from trainer.tasks import sandbox
-from trainer.tasks.code import read_tests, share, source_of
-from trainer.tasks.sandbox import Bounds
+from trainer.tasks import code
+from trainer.tasks.code import Bounds, read_tests, share, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 try:
-    sandbox.require()
+    code.require_sandbox()
     WHY_NOT = ""
 except BadSetting as error:
     WHY_NOT = str(error)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from trainer.config import BadSetting
-from trainer.tasks import sandbox
-from trainer.tasks.sandbox import Bounds, End, program, values
+from trainer.tasks import code
+from trainer.tasks.code import Bounds, End, run_calls, run_program
 
 try:
-    sandbox.require()
+    code.require_sandbox()
     WHY_NOT = ""
 except BadSetting as error:
     WHY_NOT = str(error)
@@ -63,25 +63,25 @@ for name, source in {REFUSED!r}.items():
     except BaseException:
         pass
 """
-    ended = program(source, "", ROOMY)
+    ended = run_program(source, "", ROOMY)
     assert (ended.end, ended.output.splitlines()) == (End.DONE, list(REFUSED))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED)
 def test_each_that_reaches_out_of_the_sandbox_is_refused_by_itself(source: str) -> None:
-    ended = program(source, "", ROOMY)
+    ended = run_program(source, "", ROOMY)
     assert "did" not in ended.output
     assert ended.end is not End.TIME
 
 
 def test_a_program_reads_its_input_and_prints() -> None:
-    ended = program("n = int(input())\nprint(n * 2)", "21\n", ROOMY)
+    ended = run_program("n = int(input())\nprint(n * 2)", "21\n", ROOMY)
     assert (ended.end, ended.output, ended.code) == (End.DONE, "42\n", 0)
 
 
 def test_a_long_input_arrives_whole() -> None:
-    assert program("import sys\nprint(len(sys.stdin.read()))", "x" * 300_000, ROOMY).output == "300000\n"
+    assert run_program("import sys\nprint(len(sys.stdin.read()))", "x" * 300_000, ROOMY).output == "300000\n"
 
 
 def test_the_standard_library_and_a_thread_for_deep_recursion_work() -> None:
@@ -94,7 +94,7 @@ thread = threading.Thread(target=lambda: print(depth(20000), random.random() < 1
 thread.start()
 thread.join()
 """
-    assert program(source, "", ROOMY).output == "20000 True True\n"
+    assert run_program(source, "", ROOMY).output == "20000 True True\n"
 
 
 @pytest.mark.parametrize(
@@ -110,29 +110,29 @@ thread.join()
 @pytest.mark.one_in(4)
 def test_what_does_not_end_is_ended(source: str) -> None:
     started_s = time.monotonic()
-    ended = program(source, "", Bounds(time_s=0.5))
+    ended = run_program(source, "", Bounds(time_s=0.5))
     assert (ended.end, ended.code) == (End.TIME, -9)
     assert time.monotonic() - started_s < 120
 
 
 def test_endless_output_is_cut_off() -> None:
-    ended = program("while True: print('x' * 1000)", "", ROOMY)
+    ended = run_program("while True: print('x' * 1000)", "", ROOMY)
     assert ended.end is End.FAILED
     assert len(ended.output) < 2 << 20
 
 
 def test_secrets_of_the_environment_are_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_OF_THE_TRAINER", "hunter2")
-    assert program("import os\nprint(dict(os.environ))", "", ROOMY).output == "{'LANG': 'C.UTF-8'}\n"
+    assert run_program("import os\nprint(dict(os.environ))", "", ROOMY).output == "{'LANG': 'C.UTF-8'}\n"
 
 
 def test_a_file_of_the_user_can_neither_be_read_nor_removed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     secret.chmod(0o600)
-    assert program(f"print(open({str(secret)!r}).read())", "", ROOMY).output == ""
-    program(f"import os\nos.unlink({str(secret)!r})", "", ROOMY)
-    program(f"open({str(secret)!r}, 'r+').write('x')", "", ROOMY)
+    assert run_program(f"print(open({str(secret)!r}).read())", "", ROOMY).output == ""
+    run_program(f"import os\nos.unlink({str(secret)!r})", "", ROOMY)
+    run_program(f"open({str(secret)!r}, 'r+').write('x')", "", ROOMY)
     assert secret.read_text() == "hunter2"
 
 
@@ -150,7 +150,7 @@ def test_a_server_beside_it_hears_nothing() -> None:
         thread = threading.Thread(target=listen)
         thread.start()
         port = server.getsockname()[1]
-        ended = program(f"import socket\nsocket.create_connection(('127.0.0.1', {port}))", "", ROOMY)
+        ended = run_program(f"import socket\nsocket.create_connection(('127.0.0.1', {port}))", "", ROOMY)
         thread.join()
     assert (ended.end, heard) == (End.FAILED, [])
 
@@ -158,16 +158,16 @@ def test_a_server_beside_it_hears_nothing() -> None:
 @pytest.mark.slow
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    program("print(1)", "", ROOMY)
-    program("while True: pass", "", Bounds(time_s=0.5))
+    run_program("print(1)", "", ROOMY)
+    run_program("while True: pass", "", Bounds(time_s=0.5))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_values_come_back_and_failures_are_missing() -> None:
     source = "import collections\ndef f(x): return x * 2\nclass Sly(int):\n    def __eq__(self, other): return True\n"
     calls = ["f(2)", "f('a')", "1 / 0", "{1: (2, 3)}", "f", "collections.Counter('aab')", "Sly(4)", "frozenset([1])"]
-    assert values(source, calls, ROOMY) == {0: 4, 1: "aa", 3: {1: (2, 3)}, 5: {"a": 2, "b": 1}, 6: 4, 7: {1}}
-    assert type(values(source, calls, ROOMY)[6]) is int
+    assert run_calls(source, calls, ROOMY) == {0: 4, 1: "aa", 3: {1: (2, 3)}, 5: {"a": 2, "b": 1}, 6: 4, 7: {1}}
+    assert type(run_calls(source, calls, ROOMY)[6]) is int
 
 
 @pytest.mark.parametrize(
@@ -180,41 +180,41 @@ def test_values_come_back_and_failures_are_missing() -> None:
     ],
 )
 def test_leaving_early_yields_no_value(source: str) -> None:
-    assert values(source, ["f(2)"], ROOMY) == {}
+    assert run_calls(source, ["f(2)"], ROOMY) == {}
 
 
 @pytest.mark.parametrize("written", ["[" * 100_000, "9" * 100_000, "[1e400, 1]", '["x", "1"]', "null", "[0, 5]"])
 def test_garbage_on_the_way_back_is_no_value(written: str) -> None:
     source = f"import os\nfor place in range(3, 10):\n    try: os.write(place, {written!r}.encode() + b'\\n')\n"
     source += "    except OSError: pass\nos._exit(0)"
-    assert values(source, ["1"], ROOMY) == {}
+    assert run_calls(source, ["1"], ROOMY) == {}
 
 
 def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The child with its filter taken out: it must leave before the source, and `require` must refuse."""
     child = tmp_path / "child.py"
-    text = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+    text = Path(code.__file__).with_name("sandbox_child.py").read_text()
     child.write_text(text.replace("def wall_of_calls() -> bool:", "def wall_of_calls() -> bool:\n    return False\n"))
-    monkeypatch.setattr(sandbox, "_CHILD", child)
-    ended = program("print('ran')", "", ROOMY)
+    monkeypatch.setattr(code, "_CHILD", child)
+    ended = run_program("print('ran')", "", ROOMY)
     assert (ended.end, ended.output, ended.code) == (End.FAILED, "", 97)
     with pytest.raises(BadSetting, match="kernel refuses"):
-        sandbox.require()
+        code.require_sandbox()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.slow
 def test_without_landlock_root_runs_it_as_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = tmp_path / "child.py"
-    text = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+    text = Path(code.__file__).with_name("sandbox_child.py").read_text()
     child.write_text(text.replace("def _landlock() -> bool:", "def _landlock() -> bool:\n    return False\n"))
-    monkeypatch.setattr(sandbox, "_CHILD", child)
-    assert program("import os\nprint(os.getuid(), os.getgid())", "", ROOMY).output == "65534 65534\n"
+    monkeypatch.setattr(code, "_CHILD", child)
+    assert run_program("import os\nprint(os.getuid(), os.getgid())", "", ROOMY).output == "65534 65534\n"
     for name in ("parent's environment", "write to tmp", "write to shared memory", "write", "kill the parent"):
-        assert program(REFUSED[name], "", ROOMY).output == ""
+        assert run_program(REFUSED[name], "", ROOMY).output == ""
 
 
 def test_other_systems_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(BadSetting, match="darwin"):
-        sandbox.require()
+        code.require_sandbox()
