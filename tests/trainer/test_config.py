@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from trainer import config
+from trainer import config, overrides
 from trainer.config import BadSetting, Config, describe, differing, instead, parse
 from trainer.config import read as given
-from trainer.overrides import verl
 from trainer.sections import READ_WITH, SETTINGS
 
 DEVICES = ("auto", "cpu")
@@ -76,7 +75,7 @@ def test_an_unknown_setting_is_answered_with_three_names_at_most_and_the_place_o
     said = str(caught.value)
     near = said.partition("Did you mean ")[2].partition("?")[0].split(" or ")
     assert len([each for each in near if each]) == count
-    assert {*near} - {""} <= {*Config().flat(), *verl.names()}
+    assert {*near} - {""} <= {*Config().flat(), *overrides.names()}
     assert "`python -m trainer --help`" in said
     assert len(said) < 300
 

@@ -7,8 +7,9 @@ import shlex
 
 import pytest
 
+from trainer import overrides
 from trainer.config import BadSetting, Config, ParsedSettings, read
-from trainer.overrides import verl, verl_keys
+from trainer.overrides import verl_keys
 
 # The overrides of verl's quick start for Ascend (GRPO, Qwen2.5-0.5B-Instruct, GSM8K, 8 cards), verl 0.4.1 to 0.9.1.
 QUICK_START = shlex.split("""
@@ -333,7 +334,7 @@ def test_every_key_of_verls_correction_is_known_and_one_that_cannot_be_had_names
         says = refused(f"{CORRECTION}{key}={value}")
         assert set(re.findall(r"\b(?:correction|rejection)_?\w*", says)) & {*Config().flat()}, key
     others = "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower loss_type"
-    assert [name for name in others.split() if not verl.knows(f"{CORRECTION}{name}")] == []
+    assert [name for name in others.split() if not overrides.knows(f"{CORRECTION}{name}")] == []
 
 
 @pytest.mark.parametrize(("word", "name"), {"k1+": "k1+", "low_var_kl+": "k3+", "abs": "abs", "mse": "k2"}.items())
@@ -348,8 +349,8 @@ def test_every_key_is_in_one_table_and_every_setting_that_it_names_exists() -> N
     assert len(keys) == len(set(keys))
     ours = {*verl_keys.SAME.values(), *verl_keys.EVERY.values(), *(name for name, _ in verl_keys.WORDS.values())}
     assert ours <= set(Config().flat())
-    assert verl.knows("ray_kwargs.ray_init.num_cpus")
-    assert not verl.knows("ray_kwargs")
+    assert overrides.knows("ray_kwargs.ray_init.num_cpus")
+    assert not overrides.knows("ray_kwargs")
 
 
 @pytest.mark.parametrize(
