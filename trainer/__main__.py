@@ -370,8 +370,8 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
 def _tune(run: RunContext, device: torch.device, world: World) -> None:
     """Supervised fine-tuning."""
     with run.interrupt.put_off(), run.progress.phase("import"):
-        from trainer.supervised import sft
-    tuning = sft.assemble(run.order.config, device, world)
+        from trainer import supervised
+    tuning = supervised.assemble(run.order.config, device, world)
     parameters = [each for _, each in tuning.learner.model.named_parameters()]
     more = {
         "task": {"train_prompts": len(tuning.train), "heldout_prompts": len(tuning.val)},
@@ -381,7 +381,7 @@ def _tune(run: RunContext, device: torch.device, world: World) -> None:
     _head(run, tuning.config, device, world, more)
     point = run.order.point
     state = _goes_on(run, point, tuning.config) if point is not None else None
-    sft.run(tuning, run.order.out, run.records, run.progress, interrupt=run.interrupt, state=state)
+    supervised.run(tuning, run.order.out, run.records, run.progress, interrupt=run.interrupt, state=state)
 
 
 def _in_steps(config: Config) -> Config:

@@ -32,7 +32,7 @@ from trainer.config import BadSetting
 from trainer.distributed import put
 from trainer.rollouts import collect, demonstrate, sample_prompts
 from trainer.run_state import set_reference
-from trainer.supervised.sft import SFTLearner
+from trainer.supervised import SFTLearner
 from trainer.types import Group
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.tasks.text_cases import WORDS, jsonl
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
-from trainer import models, saving
+from trainer import models, saving, supervised
 from trainer.algorithms.packing import make_batch
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
@@ -22,8 +22,7 @@ from trainer.models import lora
 from trainer.models.pretrained import read_config, read_shape, read_tensors, read_weights
 from trainer.run_state import learner_state
 from trainer.saving.checkpoint import difference, load
-from trainer.supervised import sft, warm_start
-from trainer.supervised.sft import SFTLearner, Transcript, read_transcripts, render_message, transcript
+from trainer.supervised import SFTLearner, Transcript, read_transcripts, render_message, transcript, warm_start
 from trainer.tasks.base import PretrainedTokenizer, choose_tokenizer
 from trainer.trainer import build_trainer
 from trainer.types import Group
@@ -71,16 +70,16 @@ class Leaving(Interrupt):
         return "SIGINT"
 
 
-def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resumed: bool = False) -> sft.Tuning:
-    tuning = sft.assemble(config, CPU, World.single())
+def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resumed: bool = False) -> supervised.Tuning:
+    tuning = supervised.assemble(config, CPU, World.single())
     state = load(out / saving.CHECKPOINT, CPU) if is_resumed else None
     with Records(out, append=is_resumed) as records:
-        sft.run(tuning, out, records, Progress(), interrupt=interrupt or Interrupt(), state=state)
+        supervised.run(tuning, out, records, Progress(), interrupt=interrupt or Interrupt(), state=state)
     return tuning
 
 
 def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
+    tuning = supervised.assemble(settings(tmp_path), CPU, World.single())
     tokenizer, group = choose_tokenizer(""), tuning.train[0]
     rollout = group.rollouts[0]
     learnt = [token for token, is_said in zip(rollout.tokens, rollout.response_mask, strict=True) if is_said]
@@ -95,7 +94,7 @@ def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
     assert loss == pytest.approx(-float(logprobs.sum()), rel=1e-5)
 
 
-def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
+def one_logprob(tuning: supervised.Tuning, group: Group, at: int) -> torch.Tensor:
     """Of one token, all before it being the prompt."""
     rollout = group.rollouts[0]
     prompt = replace(group.prompt, tokens=(*group.prompt.tokens, *rollout.tokens[:at]))
@@ -109,7 +108,7 @@ def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
 def test_micro_batches_give_the_step_of_the_whole(tmp_path: Path, rows: int) -> None:
     made = []
     for micro in (0, rows):
-        tuning = sft.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.single())
+        tuning = supervised.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.single())
         sft_step = tuning.learner.step(tuning.train[:5], lr=0.0)
         gradients = [each.grad for _, each in tuning.learner.model.named_parameters() if each.grad is not None]
         made.append((sft_step, torch.cat([gradient.reshape(-1) for gradient in gradients])))
@@ -164,7 +163,7 @@ def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.single())
+    tuning = supervised.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.single())
     assert tuning.config.run.steps == 7  # 3 x 7 transcripts, 3 a step
     seen = [group.prompt.tokens for step in range(1, 8) for group in tuning.batch(step)]
     epochs = [seen[at : at + 7] for at in (0, 7, 14)]
@@ -173,7 +172,7 @@ def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path:
 
 
 def test_a_step_of_two_ranks_is_cut_from_the_step_of_one(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
+    tuning = supervised.assemble(settings(tmp_path), CPU, World.single())
     parts = [replace(tuning, world=World(rank, 2)).batch(2) for rank in (0, 1)]
     assert [parts[0][0], parts[1][0], parts[0][1]] == tuning.batch(2)
 
@@ -181,12 +180,12 @@ def test_a_step_of_two_ranks_is_cut_from_the_step_of_one(tmp_path: Path) -> None
 def test_files_that_cannot_be_learnt_from_are_refused_by_name(tmp_path: Path) -> None:
     config = settings(tmp_path)
     with pytest.raises(BadSetting, match="train_files is needed"):
-        sft.assemble(changed(config, train_files=""), CPU, World.single())
+        supervised.assemble(changed(config, train_files=""), CPU, World.single())
     alone = written(tmp_path / "alone.jsonl", [{"messages": [{"role": "assistant", "content": "hello"}]}])
     with pytest.raises(BadSetting, match=r"alone\.jsonl.*assistant"):
-        sft.assemble(changed(config, train_files=alone), CPU, World.single())
+        supervised.assemble(changed(config, train_files=alone), CPU, World.single())
     with pytest.raises(BadSetting, match=r"missing\.jsonl "):
-        sft.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.single())
+        supervised.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.single())
 
 
 def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path) -> None:
@@ -216,7 +215,7 @@ def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_and_shows(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
+    tuning = supervised.assemble(settings(tmp_path), CPU, World.single())
     parameters = dict(tuning.learner.model.named_parameters())
     before = {name: weight.detach().clone() for name, weight in parameters.items()}
     next(iter(parameters.values())).register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
