@@ -18,7 +18,7 @@ from trainer.algorithms.packing import make_batch
 from trainer.config import OFFLOAD_ON_CPU, BadSetting
 from trainer.distributed import World, gathered
 from trainer.engines.engine import Sampling
-from trainer.engines.factory import build_engine
+from trainer.generator import build_engine
 from trainer.learner import Learner
 from trainer.metrics.records import Progress
 from trainer.off_policy import Prefetch, StaleWeights

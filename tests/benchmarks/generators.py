@@ -19,7 +19,7 @@ import torch
 
 from tests.trainer.placement.ray_cases import places_of
 from trainer.config import Config
-from trainer.engines.factory import AssignedGenerators, assign_generators
+from trainer.generator import AssignedGenerators, assign_generators
 from trainer.loop import train_step
 from trainer.metrics.records import Progress
 from trainer.metrics.step import of_generators

@@ -120,7 +120,7 @@ class Crew:
 
     def start(self, slot: int) -> InProcess:
         order = EngineSpec.of(self.config, choose(self.config), seed=0)
-        made = InProcess(f"generator {slot}", generator.start(order, CPU))
+        made = InProcess(f"generator {slot}", generator.start_server(order, CPU))
         if self.spoils.get(slot):
             made.spoil = self.spoils[slot].pop(0)
         if self.spoils_of_reference.get(slot):

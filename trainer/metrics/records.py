@@ -121,6 +121,7 @@ _PLACES: Mapping[str, str] = {
     "trainer/saving/checkpoint.py": "checkpoint",
     "trainer/tasks/": "reward",
     "trainer/engines/": "generation",
+    "trainer/generator.py build_": "generation",
     "trainer/rollouts.py collect": "generation",
     "trainer/rollouts.py demonstrate": "generation",
     "trainer/loop.py update_policy": "update",

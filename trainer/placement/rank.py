@@ -69,12 +69,14 @@ class Rank:
     def __init__(
         self, words: Sequence[str], generators: Sequence[Place], common: Mapping[str, Any] | None = None
     ) -> None:
-        from trainer.engines import factory  # with torch, which the process that leads the run does without
+        from trainer import generator  # with torch, which the process that leads the run does without
 
         self._words = list(words)
         if generators:
-            places = factory.AssignedGenerators(len(generators), lambda at, order: RayGenerator(generators[at], order))
-            factory.assign_generators(replace(places, **(common or {})))
+            places = generator.AssignedGenerators(
+                len(generators), lambda at, order: RayGenerator(generators[at], order)
+            )
+            generator.assign_generators(replace(places, **(common or {})))
         self._progress, self._interrupt = Progress(), Interrupt()
         self._thread: int | None = None
 
@@ -169,7 +171,7 @@ def share(places: Sequence[Place], number: int, count: int) -> list[Place]:
 
 
 def sharing(num_places: int, number: int, count: int) -> dict[str, Any]:
-    """Fields of `engines.factory.AssignedGenerators` for one rank: how many share a generator, who sends weights."""
+    """Fields of `generator.AssignedGenerators` for one rank: how many share a generator, who sends weights."""
     return {"sharers": max(1, -(-count // max(1, num_places))), "sends": number < num_places or num_places == 0}
 
 

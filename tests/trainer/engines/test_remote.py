@@ -13,11 +13,11 @@ import torch
 
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
 from tests.trainer.trainer_cases import CPU, END, changed
-from trainer.engines import factory, remote
+from trainer.engines import remote
 from trainer.engines.engine import Sampling, new_seeds, pick, uniform
 from trainer.engines.generator_client import EngineSpec, Generated, GeneratorLost
 from trainer.engines.remote import MOST_TRIES
-from trainer.generator import Server
+from trainer.generator import Server, build_local_engine
 from trainer.tasks.digits import successor
 from trainer.weights import NotWhole, Packer
 
@@ -388,7 +388,7 @@ def test_a_model_that_knows_more_tokens_than_its_tokenizer_may_say_them(tmp_path
 
 def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None:
     order = EngineSpec.of(FLAT, successor(1), seed=0)
-    engine = factory.build_local_engine(order, CPU, sampling_seed=0)
+    engine = build_local_engine(order, CPU, sampling_seed=0)
 
     def half(sent: Mapping[str, Tensor]) -> None:
         raise KeyError("half of it")
