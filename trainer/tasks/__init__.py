@@ -22,7 +22,7 @@ MAKERS: Mapping[str, str] = {
     "math": "text:mathematics",
     "code": "code:task",
     "file": "text:scored_by_user",
-    "frozen_lake": "frozen_lake:task",
+    "frozen_lake": "grids:frozen_lake",
     "sokoban": "sokoban:task",
 }
 

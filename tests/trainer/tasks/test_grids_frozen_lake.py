@@ -11,8 +11,19 @@ import pytest
 from trainer.config import BadSetting, parse
 from trainer.engines.engine import Sampling
 from trainer.rollouts import collect, demonstrate
-from trainer.tasks.frozen_lake import RULES, Lake, generate, solve, task
-from trainer.tasks.grids import MOVES, ActionFormat, Level, Player, assemble, observation_format
+from trainer.tasks.grids import (
+    LAKE_RULES,
+    MOVES,
+    ActionFormat,
+    Lake,
+    Level,
+    Player,
+    assemble,
+    frozen_lake,
+    generate_lake,
+    observation_format,
+    solve_lake,
+)
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -23,7 +34,7 @@ MAP = ("P_O", "__G", "O__")
 
 @lru_cache
 def made(*words: str) -> Task:
-    return task(parse(words, devices=("cpu",)))
+    return frozen_lake(parse(words, devices=("cpu",)))
 
 
 def shortest(rows: tuple[str, ...], longest: int) -> int | None:
@@ -51,7 +62,7 @@ def test_moves_stop_at_the_edge_a_hole_pays_nothing_and_the_goal_one() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_seed_always_makes_the_same_solvable_map(seed: int) -> None:
-    first, again = generate(seed, 3, max_moves=5), generate(seed, 3, max_moves=5)
+    first, again = generate_lake(seed, 3, max_moves=5), generate_lake(seed, 3, max_moves=5)
     assert first is not None
     rows, solution = first
     assert first == again
@@ -61,7 +72,7 @@ def test_a_seed_always_makes_the_same_solvable_map(seed: int) -> None:
 
 def test_known_seeds_keep_their_maps() -> None:
     """Held-out lists must not change with a version of Python or of this file."""
-    assert [generate(seed, 3, max_moves=5) for seed in (1, 7)] == [
+    assert [generate_lake(seed, 3, max_moves=5) for seed in (1, 7)] == [
         (("PO_", "___", "_G_"), ("Down", "Down", "Right")),
         (("___", "PG_", "___"), ("Right",)),
     ]
@@ -88,11 +99,11 @@ def test_known_seeds_keep_their_maps() -> None:
 def test_a_seed_makes_the_map_that_gymnasium_or_roll_makes_of_it(maps: str, size: int, known: dict[int, str]) -> None:
     """Printed by gymnasium 1.4.0 with numpy 2.4.6, and by ROLL's generate_random_map over them."""
     for seed, theirs in known.items():
-        found = generate(seed, size, max_moves=100, maps=maps)
+        found = generate_lake(seed, size, max_moves=100, maps=maps)
         assert found is not None
         rows, solution = found
         assert "/".join(rows).translate(str.maketrans("P_O", "SFH")) == theirs
-        shorter = generate(seed, size, max_moves=len(solution) - 1, maps=maps)
+        shorter = generate_lake(seed, size, max_moves=len(solution) - 1, maps=maps)
         assert shorter is None  # and never the map of another draw
 
 
@@ -109,12 +120,12 @@ def test_turns_that_solve_no_map_are_refused() -> None:
     config = parse(["map_size=4"], devices=("cpu",))
     for levels in ({}, {0: Level(partial(Lake.start, MAP), ("Down", "Right", "Right"), "x")}):
         with pytest.raises(BadSetting, match=rf"^max_turns=5 .* {len(levels)} maps of map_size=4 "):
-            assemble("lake", config, *observation_format(config, "P_OG", RULES), levels)
+            assemble("lake", config, *observation_format(config, "P_OG", LAKE_RULES), levels)
 
 
 def test_a_lake_without_a_way_has_no_solution() -> None:
-    assert solve(("PO", "OG")) is None
-    assert solve(("P_", "_G")) == ("Down", "Right")
+    assert solve_lake(("PO", "OG")) is None
+    assert solve_lake(("P_", "_G")) == ("Down", "Right")
 
 
 def test_maps_that_need_more_turns_than_there_are_are_not_asked() -> None:
@@ -195,13 +206,13 @@ def test_with_thinking_an_action_counts_right_after_it_alone(answer: str, name: 
 
 
 def test_in_words_the_rules_are_said_once_and_a_wrong_answer_is_told() -> None:
-    form = ActionFormat(is_short=False, rules=RULES)
+    form = ActionFormat(is_short=False, rules=LAKE_RULES)
     player = Player(Lake.start(MAP), form, -0.25)
-    assert form.ask(MAP).startswith(RULES)
+    assert form.ask(MAP).startswith(LAKE_RULES)
     assert "P_O\n__G\nO__" in form.ask(MAP)
     said = player.step("Right")
     assert not said.is_valid and not said.text.startswith(form.show(MAP)) and said.text.endswith(form.show(MAP))
-    assert RULES not in said.text
+    assert LAKE_RULES not in said.text
     assert "_PO\n__G\nO__" in player.step("<answer>Right</answer>").text
 
 
