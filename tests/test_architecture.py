@@ -44,7 +44,7 @@ FLOORS = {
         {"rollouts"},
         {"metrics"},
         {"saving"},
-        {"faults", "off_policy"},
+        {"faults"},
         {"generator"},
         {"trainer"},
         {"run_state"},
