@@ -165,17 +165,18 @@ def _joined_node(config: Config) -> bool:
 
 def _ranks_of_cards(config: Config) -> list[str]:
     """A rank for each card that learns. Raises BadSetting for cards that cannot be."""
-    from trainer.placement import cards
+    from trainer import placement
 
-    layout = cards.read(config)
+    layout = placement.read(config)
     return [] if layout is None else [f"ranks={len(layout.learners)}"]
 
 
 def _place(order: Command) -> int:
     """Runs in processes that Ray starts, if the settings request that."""
-    from trainer.placement import cards, supervise
+    from trainer import placement
+    from trainer.placement import supervise
 
-    layout = cards.read(order.config)
+    layout = placement.read(order.config)
     assert layout is not None
     if launch.is_rank() and not layout.has_cards:
         raise BadSetting(

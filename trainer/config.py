@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainer import overrides
+from trainer import overrides as verl
 from trainer.algorithms.conventions import Rejection
 from trainer.overrides.device_mapping import parse_device_mapping
 from trainer.sections import (
@@ -193,12 +193,12 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
         if not equals:
             raise BadSetting(f"{word!r} is no setting: write KEY=VALUE; {_ALL}")
         key = key.removeprefix("+").removeprefix("+")
-        is_foreign = key not in SETTINGS and overrides.knows(key)
+        is_foreign = key not in SETTINGS and verl.knows(key)
         taken, name = (foreign, key) if is_foreign else (own, _name(key))
         if taken.get(name, given) != given:
             warnings.append(f"{name} is given twice, {taken[name]} and {given}: the last one counts")
         taken[name] = given
-    made = overrides.translate(foreign, own)
+    made = verl.translate(foreign, own)
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, given in {**made.settings, **own}.items():
         values[_HOME[name]][name] = _value(name, given, devices, made.origin.get(name) if name not in own else None)
@@ -270,8 +270,8 @@ def instead(words: Iterable[str], name: str, value: str) -> list[str]:
     for word in words:
         key = word.partition("=")[0]
         plain = key.removeprefix("+").removeprefix("+")
-        is_foreign = plain not in SETTINGS and overrides.knows(plain)
-        if is_foreign and overrides.sets_alone(plain) == name:
+        is_foreign = plain not in SETTINGS and verl.knows(plain)
+        if is_foreign and verl.sets_alone(plain) == name:
             made.append(f"{key}={value}")
         elif is_foreign or _name(plain) != name:
             made.append(word)
@@ -282,8 +282,8 @@ def _name(key: str) -> str:
     section, dot, rest = key.rpartition(".")
     if rest in _HOME and (not dot or section == _HOME[rest]):
         return rest
-    ends = [name for name in overrides.names() if name.endswith(f".{key}")]
-    names = [*_HOME, *overrides.names(), *_ELSEWHERE]
+    ends = [name for name in verl.names() if name.endswith(f".{key}")]
+    names = [*_HOME, *verl.names(), *_ELSEWHERE]
     near = ends[:_NUM_NEAR] or _nearest(key, names) or _nearest(rest, names)
     near = list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in near))
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
@@ -306,9 +306,7 @@ def _value(name: str, given: str, devices: tuple[str, ...], origin: str | None =
         raise BadSetting(f"{origin}: {error}") from None
 
 
-def _refuse_contradiction(
-    name: str, own: Mapping[str, str], made: overrides.Translation, devices: tuple[str, ...]
-) -> None:
+def _refuse_contradiction(name: str, own: Mapping[str, str], made: verl.Translation, devices: tuple[str, ...]) -> None:
     origin = made.origin.get(name)
     if origin is None or name not in own:
         return

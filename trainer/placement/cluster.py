@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import launch
 from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES, cores
 from trainer.launch import given_back
-from trainer.placement import ray_nodes, worker_actor
-from trainer.placement.cards import CPU, Node, Placement, PlacementError, list_nodes, place_workers
+from trainer.placement import CPU, Node, Placement, PlacementError, list_nodes, place_workers, ray_nodes, worker_actor
 from trainer.placement.ray_nodes import RAY_VARIABLES, answers, holders, ray_error_line
 from trainer.sections import BadSetting
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trainer.config import Config
-    from trainer.placement.cards import Layout
+    from trainer.placement import Layout
 
     Say = Callable[[str], object]
 

@@ -25,8 +25,7 @@ from trainer.config import BadSetting
 from trainer.engines.generator_client import GeneratorLost
 from trainer.launch import Interrupt
 from trainer.metrics.records import Progress
-from trainer.placement import workers
-from trainer.placement.cards import CPU
+from trainer.placement import CPU, workers
 from trainer.placement.ray_nodes import how_lost, ray_error_line
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from trainer.engines.engine import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
-    from trainer.placement.cards import Placement, WorkerSlot
+    from trainer.placement import Placement, WorkerSlot
     from trainer.types import Batch
     from trainer.weights import Bucket
 

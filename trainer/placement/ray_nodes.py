@@ -29,7 +29,7 @@ from trainer import launch
 from trainer.device import cores
 from trainer.launch import end_with_parent, exit_code, wait_for_child
 from trainer.metrics import records
-from trainer.placement.cards import PlacementError
+from trainer.placement import PlacementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -18,8 +18,7 @@ from trainer import saving
 from trainer.config import instead
 from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.placement import cluster as clusters
-from trainer.placement import ray_nodes, workers
-from trainer.placement.cards import lost_node
+from trainer.placement import lost_node, ray_nodes, workers
 from trainer.placement.rank import Place, share, sharing
 from trainer.placement.ray_nodes import OUT_OF_REACH, how_lost, ray_error_line
 from trainer.sections import BadSetting
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.config import Config
-    from trainer.placement.cards import Layout, Node, Placement
+    from trainer.placement import Layout, Node, Placement
     from trainer.placement.cluster import Cluster, Head
     from trainer.placement.workers import Worker, WorkerGroup
 

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 import trainer
 from trainer import device as devices
 from trainer import launch
-from trainer.placement import worker_actor
-from trainer.placement.cards import CPU, PlacementError, list_nodes, lost_node
+from trainer.placement import CPU, PlacementError, list_nodes, lost_node, worker_actor
 from trainer.placement.ray_nodes import holders, how_lost, ray_error_line
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from trainer.placement.cards import Placement, WorkerSlot
+    from trainer.placement import Placement, WorkerSlot
     from trainer.placement.cluster import Cluster
 
 _ROOT = Path(trainer.__file__).parents[1]

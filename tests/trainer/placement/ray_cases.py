@@ -103,15 +103,15 @@ def is_gone(pid: int, limit_s: float = 120.0) -> bool:
 @contextlib.contextmanager
 def places_of(config: Config, folder: Path) -> Iterator[list[Place]]:
     """Where a run of this configuration starts its generators, in a Ray of this process's own; logs go to `folder`."""
-    from trainer.placement import cards, workers
+    from trainer.placement import CPU, read, workers
     from trainer.placement import cluster as clusters
     from trainer.placement.rank import Place
 
-    layout = cards.read(config)
+    layout = read(config)
     assert layout is not None
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(clusters.opened(config, layout, print))
-        placement = cluster.placement(layout, cards.CPU, limit_s=LIMIT_S, is_first=True)
+        placement = cluster.placement(layout, CPU, limit_s=LIMIT_S, is_first=True)
         deadline = time.monotonic() + LIMIT_S
         group = workers._reserve(placement, cluster, stack, print, deadline, lambda: None)
         yield [

@@ -17,9 +17,8 @@ import pytest
 from tests.trainer.trainer_cases import of_a_child
 from trainer import __main__ as entry
 from trainer.config import parse
+from trainer.placement import Node, read, supervise
 from trainer.placement import cluster as clusters
-from trainer.placement import supervise
-from trainer.placement.cards import Node, read
 from trainer.placement.cluster import Cluster
 
 if TYPE_CHECKING:

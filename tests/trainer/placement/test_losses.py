@@ -18,8 +18,18 @@ import pytest
 from trainer import launch
 from trainer.__main__ import main
 from trainer.config import Config, read
-from trainer.placement import cluster, ray_nodes, supervise, worker_actor, workers
-from trainer.placement.cards import Layout, Node, PlacementError, lost_node, place_workers
+from trainer.placement import (
+    Layout,
+    Node,
+    PlacementError,
+    cluster,
+    lost_node,
+    place_workers,
+    ray_nodes,
+    supervise,
+    worker_actor,
+    workers,
+)
 from trainer.placement.ray_nodes import OUT_OF_REACH
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import ROOT, of_a_child
-from trainer.placement import worker_actor
-from trainer.placement.cards import Layout, Node, lost_node, place_workers
+from trainer.placement import Layout, Node, lost_node, place_workers, worker_actor
 from trainer.placement.rank import Packed, share
 from trainer.placement.ray_nodes import answers, how_lost
 from trainer.placement.supervise import Watch

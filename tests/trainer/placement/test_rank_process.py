@@ -25,9 +25,8 @@ from trainer.distributed import World
 from trainer.engines.generator_client import EngineSpec, TokenizerInfo
 from trainer.generator import Server
 from trainer.launch import PLACED, Interrupt
+from trainer.placement import Layout, Node, Placement, WorkerSlot, place_workers, worker_actor, workers
 from trainer.placement import rank as generators
-from trainer.placement import worker_actor, workers
-from trainer.placement.cards import Layout, Node, Placement, WorkerSlot, place_workers
 from trainer.placement.rank import _LAST, Place, RayGenerator, TailOfOutput
 from trainer.placement.supervise import _cause, _failure
 from trainer.placement.worker_actor import WorkerActor

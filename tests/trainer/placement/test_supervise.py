@@ -16,8 +16,7 @@ from trainer import __main__ as entry
 from trainer.config import Config, read
 from trainer.launch import BROKE, INTERRUPTED
 from trainer.metrics.records import Records
-from trainer.placement import ray_nodes, supervise, workers
-from trainer.placement.cards import Layout, Node, PlacementError, place_workers
+from trainer.placement import Layout, Node, PlacementError, place_workers, ray_nodes, supervise, workers
 from trainer.placement.cluster import HeadLost
 from trainer.placement.rank import Rank
 from trainer.placement.supervise import AttemptResult, Run

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trainer.config import BadSetting, parse
-from trainer.placement.cards import Layout, Node, Placement, PlacementError, place_workers, read, spans
+from trainer.placement import Layout, Node, Placement, PlacementError, place_workers, read, spans
 
 DEVICES = ("auto", "cpu", "npu", "cuda")
 
