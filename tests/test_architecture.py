@@ -44,7 +44,7 @@ FLOORS = {
         {"rollouts"},
         {"metrics"},
         {"saving"},
-        {"faults"},
+        {"faults", "off_policy"},
         {"generator"},
         {"trainer"},
         {"run_state"},

@@ -15,14 +15,13 @@ import torch
 
 from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting
-from trainer.rollouts import RolloutBatch
+from trainer.off_policy import prefetched_of_state, prefetched_state
 from trainer.saving import STORED, flatten
 from trainer.trainer import plain_weights
-from trainer.types import Group, Rollout, Stop
 from trainer.weights import fingerprint, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from trainer.learner import Learner
     from trainer.saving import Saved, State
     from trainer.trainer import Trainer
-    from trainer.types import Prompt
-
 
 # The key of the reference's fingerprint in a state, if the generators have the reference.
 MARK = "reference_mark"
@@ -189,60 +186,3 @@ def _check(saved: int, own: int) -> None:
             "resume: the reference policy of this run cannot be had again: it was made from the settings, and these "
             "make another one now. Does path still hold the model that the run began with?"
         )
-
-
-# What a checkpoint holds of a prefetched batch.
-
-
-def prefetched_state(batch: RolloutBatch | None, questions: Sequence[Prompt]) -> dict[str, Any]:
-    """The batch as tensors and numbers, its prompts as places in the list of questions; empty for none."""
-    if batch is None:
-        return {}
-    places = {id(prompt): at for at, prompt in enumerate(questions)}
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    return {
-        "prompts": torch.tensor([places[id(group.prompt)] for group in batch.groups]),
-        "sizes": torch.tensor([len(group.rollouts) for group in batch.groups]),
-        "tokens": _flat([each.tokens for each in rollouts], torch.int64),
-        "logprobs": _flat([each.logprobs for each in rollouts], torch.float64),
-        "is_action": _flat([each.response_mask for each in rollouts], torch.bool),
-        "is_valid": _flat([each.is_valid for each in rollouts], torch.bool),
-        "stops": torch.tensor([list(Stop).index(each.stop) for each in rollouts]),
-        "paid": _flat([() if each.reward is None else (each.reward,) for each in rollouts], torch.float64),
-        "rewards": batch.rewards_PG.cpu(),
-        "num_drawn": batch.num_generated,
-        "step": batch.step,
-        **({} if batch.reference_BT is None else {"reference": batch.reference_BT}),
-    }
-
-
-def prefetched_of_state(
-    state: Mapping[str, Any], questions: Sequence[Prompt], device: torch.device
-) -> RolloutBatch | None:
-    """What `prefetched_state` was given, the rewards on a device."""
-    if not state:
-        return None
-    columns = (_rows(state[name]) for name in ("tokens", "logprobs", "is_action", "is_valid", "paid"))
-    rollouts = iter(
-        Rollout(tokens, logprobs, list(Stop)[stop], response_mask, paid[0] if paid else None, is_valid)
-        for tokens, logprobs, response_mask, is_valid, paid, stop in zip(*columns, state["stops"].tolist(), strict=True)
-    )
-    pairs = zip(state["prompts"].tolist(), state["sizes"].tolist(), strict=True)
-    groups = [Group(questions[place], tuple(next(rollouts) for _ in range(size))) for place, size in pairs]
-    reference_BT = state.get("reference")
-    return RolloutBatch(
-        groups,
-        state["rewards"].to(device),
-        int(state["num_drawn"]),
-        int(state["step"]),
-        None if reference_BT is None else reference_BT.cpu(),
-    )
-
-
-def _flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> dict[str, Tensor]:
-    values = [value for row in rows for value in row]
-    return {"lengths": torch.tensor([len(row) for row in rows]), "values": torch.tensor(values, dtype=dtype)}
-
-
-def _rows(flat: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
-    return [tuple(row.tolist()) for row in torch.split(flat["values"], flat["lengths"].tolist())]

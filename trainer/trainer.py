@@ -1,12 +1,10 @@
 """The components of a run on one rank: the task, the engine, the learner, and their connections.
 
-`build_trainer` makes a `Trainer` from a configuration, `trainer.loop` calls it step by step. With `off_policy=1` the
-rollouts of the next step are generated while the learner trains on those of this one (`Prefetch`).
+`build_trainer` makes a `Trainer` from a configuration, `trainer.loop` calls it step by step.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,13 +21,14 @@ from trainer.engines.engine import Sampling
 from trainer.generator import build_engine
 from trainer.learner import Learner
 from trainer.metrics.records import Progress
+from trainer.off_policy import Prefetch, StaleWeights
 from trainer.rollouts import GeneratedGroups, PromptSampler, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards
 from trainer.tasks.base import RewardBroken
 from trainer.weights import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -337,65 +336,3 @@ def begin_reference(trainer: Trainer) -> None:
 def plain_weights(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The weights of a model without adapters, one after the other, in a dtype; of a sharded one a collective."""
     return ((name, gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
-
-
-# One step off policy.
-
-
-class StaleWeights(RuntimeError):
-    """Answers that were drawn with weights older than the run allows."""
-
-
-class Prefetch:
-    """One step off policy: the batch that is being generated, or is ready, for the next step, while this one trains.
-
-    At most one, by at most one thread. Between two steps nothing is pending: generation that `start` began in a step,
-    with the weights before its update, is complete by that step's end, and only then do the generators get new weights.
-    So every batch but the first of a run is exactly one step older than the policy that learns from it, whatever is
-    slow; evaluations and checkpoints in between are not affected. A checkpoint includes the prefetched batch, so that a
-    resumed run learns from the same answers.
-    """
-
-    def __init__(self) -> None:
-        self.ready: RolloutBatch | None = None
-        self.error: RewardBroken | None = None  # why no batch is ready
-        self._thread: threading.Thread | None = None
-        self._generated: list[GeneratedGroups] = []
-        self._failures: list[BaseException] = []
-        self._progress = Progress()
-
-    def take(self) -> RolloutBatch | None:
-        """Returns and removes the batch. Raises RewardBroken if its rewards failed."""
-        if self.error is not None:
-            raise self.error
-        ready, self.ready = self.ready, None
-        return ready
-
-    def start(self, generate: Callable[[Progress], GeneratedGroups]) -> None:
-        """Starts to generate in parallel to the caller; `generate` gets the object for its times."""
-        self._progress = progress = Progress()
-
-        def work() -> None:
-            try:
-                self._generated.append(generate(progress))
-            except BaseException as error:  # it is raised by `wait`
-                self._failures.append(error)
-
-        self._thread = threading.Thread(target=work, name="generation", daemon=True)
-        self._thread.start()
-
-    def wait(self, progress: Progress) -> GeneratedGroups | None:
-        """The batch that `start` began, once it is complete; None if none was begun. Raises its error.
-
-        Generation time is added to its phases; time blocked here is recorded as `gen_wait`.
-        """
-        if self._thread is None:
-            return None
-        with progress.phase("gen_wait"):
-            self._thread.join()
-        self._thread = None
-        for name, seconds in self._progress.seconds.items():
-            progress.seconds[name] = progress.seconds.get(name, 0.0) + seconds
-        if self._failures:
-            raise self._failures.pop()
-        return self._generated.pop()

@@ -16,13 +16,14 @@ from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, ro
 from trainer import saving
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts
 from trainer.metrics.records import Records
+from trainer.off_policy import Prefetch
 from trainer.rollouts import GeneratedGroups, compute_rewards
 from trainer.run_state import restore, state_of
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
 from trainer.tasks.base import RewardBroken, RewardHung, group_rewards
 from trainer.tasks.digits import successor
-from trainer.trainer import Prefetch, build_trainer
+from trainer.trainer import build_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Collection

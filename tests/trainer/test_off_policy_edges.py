@@ -7,11 +7,10 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, END
 from trainer.metrics.records import Progress
+from trainer.off_policy import Prefetch, prefetched_of_state, prefetched_state
 from trainer.rollouts import GeneratedGroups, RolloutBatch
-from trainer.run_state import prefetched_of_state, prefetched_state
 from trainer.tasks.base import Characters
 from trainer.tasks.digits import prompt
-from trainer.trainer import Prefetch
 from trainer.types import Group, Rollout, Stop
 
 

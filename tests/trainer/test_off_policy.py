@@ -18,13 +18,14 @@ from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Progress, stage_of_error
+from trainer.off_policy import Prefetch, StaleWeights, prefetched_of_state, prefetched_state
 from trainer.rollouts import RolloutBatch
-from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
+from trainer.run_state import learner_state, restore, state_of
 from trainer.saving import flatten
 from trainer.saving.checkpoint import _nested, difference
 from trainer.tasks.base import Characters
 from trainer.tasks.digits import prompt
-from trainer.trainer import Prefetch, StaleWeights, build_trainer
+from trainer.trainer import build_trainer
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
