@@ -17,19 +17,11 @@ from torch import Tensor
 from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS, Rejection
 from trainer.algorithms.estimators import next_kl_coef, whitened_and_clipped
-from trainer.algorithms.losses import (
-    MAXIMA,
-    LossSettings,
-    Totals,
-    aggregate,
-    count,
-    divergence,
-    policy_loss,
-    token_metrics,
-)
+from trainer.algorithms.losses import LossSettings, Totals, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.policy_losses import importance_weights, learns, rejection_mask
+from trainer.algorithms.update_metrics import MAXIMA, token_metrics
 from trainer.config import load_function
 from trainer.distributed import World, gathered, is_sharded, local, put
 from trainer.models import lora

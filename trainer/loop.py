@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.losses import UpdateMetrics
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.launch import Interrupt, Interrupted
 from trainer.metrics.step import StepResult
 from trainer.rollouts import RewardedGroups

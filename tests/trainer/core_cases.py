@@ -19,7 +19,7 @@ from trainer.loop import update_policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trainer.algorithms.losses import UpdateMetrics
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.models.critic import Critic
     from trainer.types import Batch
 

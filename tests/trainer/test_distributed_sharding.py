@@ -31,7 +31,7 @@ from tests.trainer.core_cases import BARE, batch, by_row, learner, on_ranks, upd
 from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import distributed, faults
 from trainer.distributed import World
-from trainer.algorithms.losses import UpdateMetrics
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.learner import Learner
 from trainer.run_state import learner_state
 from trainer.distributed import local, whole

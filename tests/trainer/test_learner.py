@@ -17,7 +17,7 @@ from trainer.loop import update_policy
 from trainer.run_state import learner_state, restore_learner
 
 if TYPE_CHECKING:
-    from trainer.algorithms.losses import UpdateMetrics
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.config import Config
     from trainer.types import Batch
 

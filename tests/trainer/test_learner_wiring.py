@@ -25,9 +25,9 @@ from tests.trainer.core_cases import (
 from tests.trainer.trainer_cases import END, PAD, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import UpdateMetrics
 from trainer.algorithms.packing import make_batch, select
 from trainer.algorithms.policy_losses import correction
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.loop import update_policy
 from trainer.run_state import learner_state
 

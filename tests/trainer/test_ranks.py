@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.trainer.core_cases import ADAPTIVE, batch, learner, on_ranks, update
 from trainer import launch
 from trainer.__main__ import main
-from trainer.algorithms.losses import UpdateMetrics
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.distributed import World
 from trainer.launch import Interrupt, RankExit, run_ranks
 from trainer.learner import ForwardOutputs

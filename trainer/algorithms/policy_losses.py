@@ -15,11 +15,12 @@ above `cap` (below `floor`) is clamped to it. "mask": it becomes 0, so the token
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.algorithms.losses import Correction, TokenLosses, masked_mean, surrogate
+from trainer.algorithms.losses import TokenLosses, masked_mean, surrogate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,6 +199,14 @@ def _token_losses(
     nowhere_BT = torch.zeros_like(losses_BT, dtype=torch.bool)
     is_clipped_BT = nowhere_BT if is_clipped_BT is None else is_clipped_BT
     return TokenLosses(losses_BT, ratios_BT.detach(), is_clipped_BT, nowhere_BT, log_ratios_BT.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """The weights and their inputs, both [B, T] and 0 where the mask is off."""
+
+    weights_BT: Tensor
+    ratios_BT: Tensor  # learner / engine, before the bound; for "sequence" equal on each token of a row
 
 
 def correction(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.algorithms.advantages import Advantages
-    from trainer.algorithms.losses import UpdateMetrics
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.config import Config
     from trainer.distributed import World
     from trainer.engines.generator_client import GeneratorStats

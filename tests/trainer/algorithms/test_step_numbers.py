@@ -11,18 +11,9 @@ import torch
 
 from trainer.algorithms.advantages import has_signal
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import (
-    MAXIMA,
-    Totals,
-    WeightMetrics,
-    aggregate,
-    count,
-    masked_mean,
-    masked_sum,
-    weight_metrics,
-    weight_shares,
-)
+from trainer.algorithms.losses import Totals, aggregate, count, masked_mean, masked_sum
 from trainer.algorithms.policy_losses import correction
+from trainer.algorithms.update_metrics import MAXIMA, WeightMetrics, weight_metrics, weight_shares
 from trainer.metrics.step import explained_variance
 from trainer.models.critic import value_loss
 from trainer.rollouts import overlong_penalty

@@ -14,19 +14,11 @@ from tests.trainer.trainer_cases import CPU, END, TINY, changed, group
 from trainer import models
 from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import (
-    DIVERGENCES,
-    MODES,
-    LossSettings,
-    aggregate,
-    count,
-    divergence,
-    policy_loss,
-    token_metrics,
-)
+from trainer.algorithms.losses import DIVERGENCES, MODES, LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import AdamW, clip_grad_norm, learning_rate
 from trainer.algorithms.packing import make_batch
 from trainer.algorithms.policy_losses import correction
+from trainer.algorithms.update_metrics import token_metrics
 from trainer.config import Config
 from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, run
-from trainer.algorithms.losses import UpdateMetrics
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.metrics import second_opinion
 from trainer.metrics import step as metrics_of_step
 from trainer.rollouts import Episode
