@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.engine import Engine, Sampling
-    from trainer.tasks.base import Environment, Task, Tokenizer
+    from trainer.tasks.base import Environment, Task
+    from trainer.tasks.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from trainer.rollouts import RolloutBatch
 from trainer.run_state import learner_state, restore, state_of
 from trainer.saving import flatten
 from trainer.saving.checkpoint import _nested, difference
-from trainer.tasks.base import Characters
 from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.trainer import build_trainer
 from trainer.types import Group, Rollout, Stop
 

@@ -9,8 +9,8 @@ from tests.trainer.trainer_cases import CPU, END
 from trainer.metrics.records import Progress
 from trainer.off_policy import Prefetch, prefetched_of_state, prefetched_state
 from trainer.rollouts import GeneratedGroups, RolloutBatch
-from trainer.tasks.base import Characters
 from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Group, Rollout, Stop
 
 

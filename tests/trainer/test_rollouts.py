@@ -9,7 +9,8 @@ import pytest
 
 from trainer.engines.engine import Sampling
 from trainer.rollouts import collect, demonstrate, reply
-from trainer.tasks.base import Characters, Observation, PretrainedTokenizer, Task
+from trainer.tasks.base import Observation, Task
+from trainer.tasks.tokenizers import Characters, PretrainedTokenizer
 from trainer.types import Prompt, Rollout, Stop
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from trainer.models import build
 from trainer.models.decoder import Decoder
 from trainer.stages.second_look import SecondLook
 from trainer.stages.watch import Watch
-from trainer.tasks.base import Characters
 from trainer.tasks.digits import prompt
+from trainer.tasks.tokenizers import Characters
 from trainer.trainer import build_trainer
 from trainer.types import Group, Rollout, Stop
 

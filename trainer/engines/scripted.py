@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.engine import Sampling, Tokens
-    from trainer.tasks.base import Task, Tokenizer
+    from trainer.tasks.base import Task
+    from trainer.tasks.tokenizers import Tokenizer
 
 
 class Scripted(LocalEngine):

@@ -25,7 +25,7 @@ from trainer.models import lora, pretrained
 from trainer.models.decoder import Decoder
 from trainer.saving import CHECKPOINT, STORED, CorruptCheckpoint, flatten
 from trainer.saving.checkpoint import load
-from trainer.tasks.base import choose_tokenizer
+from trainer.tasks.tokenizers import choose_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -30,8 +30,8 @@ from trainer.launch import Interrupted
 from trainer.saving import CHECKPOINT
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
-from trainer.tasks.base import PretrainedTokenizer, choose_tokenizer
 from trainer.tasks.data import rows
+from trainer.tasks.tokenizers import PretrainedTokenizer, choose_tokenizer
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trainer.metrics.records import Progress, Records
     from trainer.models.decoder import Model
     from trainer.sections import Optim
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Batch
 
     Message = Mapping[str, Any]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
-from trainer.tasks.base import Task, choose_tokenizer
+from trainer.tasks.base import Task
+from trainer.tasks.tokenizers import choose_tokenizer
 from trainer.types import Prompt
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Rollout
 
     Row = Mapping[str, Any]

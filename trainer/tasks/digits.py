@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.tasks.base import Characters, Task
+from trainer.tasks.base import Task
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trainer.config import Config
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Rollout
 
     Reward = Callable[[Prompt, Rollout], float]

@@ -20,7 +20,8 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from trainer.config import BadSetting
-from trainer.tasks.base import Characters, Observation, Task, Tokenizer, choose_tokenizer
+from trainer.tasks.base import Observation, Task
+from trainer.tasks.tokenizers import Characters, Tokenizer, choose_tokenizer
 from trainer.types import Prompt, Rollout
 
 if TYPE_CHECKING:

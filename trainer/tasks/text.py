@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting, locate
-from trainer.tasks.base import RewardBroken, RewardHung, Task, choose_tokenizer
+from trainer.tasks.base import RewardBroken, RewardHung, Task
 from trainer.tasks.data import questions, task_of_texts
+from trainer.tasks.tokenizers import choose_tokenizer
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.sections import TaskSettings
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
     from trainer.types import Prompt, Rollout
 
 

@@ -10,7 +10,8 @@ import torch
 from trainer.config import BadSetting, parse
 from trainer.engines.engine import Sampling
 from trainer.engines.scripted import read, start
-from trainer.tasks.base import Characters, Task
+from trainer.tasks.base import Task
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Stop
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from trainer.config import BadSetting, parse
 from trainer.engines.engine import BuiltinEngine, Sampling
 from trainer.engines.generator_client import EngineSpec
 from trainer.models.decoder import Decoder, Shape
-from trainer.tasks.base import Characters
 from trainer.tasks.digits import successor
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Stop
 
 transformers = pytest.importorskip("transformers", reason="the engine under test runs a model of transformers")

@@ -22,7 +22,8 @@ from trainer.engines.engine import Sampling
 from trainer.engines.generator_client import EngineSpec
 from trainer.engines.vllm import ENVIRONMENT, Package, Vllm, arguments, process_logprobs, read, reload, start
 from trainer.models.pretrained import read_weights
-from trainer.tasks.base import Characters, Task
+from trainer.tasks.base import Task
+from trainer.tasks.tokenizers import Characters
 from trainer.types import Stop
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch
 
 from tests.trainer.engines.record_vllm import ascend_rows, vllm_rows
 from tests.trainer.engines.vllm_signatures import VLLM, VLLM_ASCEND
-from trainer.tasks.base import Characters
+from trainer.tasks.tokenizers import Characters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -61,7 +61,8 @@ from trainer.engines.engine import Sampling  # noqa: E402
 from trainer.engines.generator_client import EngineSpec  # noqa: E402
 from trainer.engines.vllm import Vllm, arguments, start  # noqa: E402
 from trainer.models.decoder import Decoder, Shape  # noqa: E402
-from trainer.tasks.base import Characters, Task  # noqa: E402
+from trainer.tasks.base import Task  # noqa: E402
+from trainer.tasks.tokenizers import Characters  # noqa: E402
 
 # As a class vLLM need not look at it in a process of its own first.
 ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)

@@ -23,7 +23,7 @@ from trainer.models.pretrained import read_config, read_shape, read_tensors, rea
 from trainer.run_state import learner_state
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import SFTLearner, Transcript, read_transcripts, render_message, transcript, warm_start
-from trainer.tasks.base import PretrainedTokenizer, choose_tokenizer
+from trainer.tasks.tokenizers import PretrainedTokenizer, choose_tokenizer
 from trainer.trainer import build_trainer
 from trainer.types import Group
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trainer.tasks.base import Tokenizer
+    from trainer.tasks.tokenizers import Tokenizer
 
 CALL = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 

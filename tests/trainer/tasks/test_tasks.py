@@ -9,8 +9,8 @@ import pytest
 
 from trainer import tasks
 from trainer.config import parse
-from trainer.tasks.base import ALPHABET, Characters
 from trainer.tasks.digits import addition, copy, exact, partial, prompt, successor
+from trainer.tasks.tokenizers import ALPHABET, Characters
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import parse
-from trainer.tasks.base import PRINTABLE, Characters
+from trainer.tasks.tokenizers import PRINTABLE, Characters
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:

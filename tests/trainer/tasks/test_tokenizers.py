@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.config import BadSetting
-from trainer.tasks.base import PRINTABLE, PretrainedTokenizer, choose_tokenizer
+from trainer.tasks.tokenizers import PRINTABLE, PretrainedTokenizer, choose_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
