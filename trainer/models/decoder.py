@@ -109,26 +109,20 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
         self.k_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
 
-    def parts(self, x_NH: Tensor) -> Tensor:
-        """The heads of queries, keys and values [N, heads + 2 K, D], not turned yet."""
-        parts = torch.cat((self.q_proj(x_NH), self.k_proj(x_NH), self.v_proj(x_NH)), dim=-1)
-        parts = parts.view(len(x_NH), self.heads + 2 * self.kv_heads, self.size)
-        if self.q_norm is None or self.k_norm is None:
-            return parts
-        queries, keys, values = torch.split(parts, [self.heads, self.kv_heads, self.kv_heads], dim=1)
-        return torch.cat((self.q_norm(queries), self.k_norm(keys), values), dim=1)
-
     def project(self, x_NH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [N, K, R, D]; keys and values [N, K, D]."""
-        rotated, values = torch.split(self.parts(x_NH), [self.heads + self.kv_heads, self.kv_heads], dim=1)
-        queries, keys = torch.split(ops.rotate(rotated, *rotary), [self.heads, self.kv_heads], dim=1)
+        queries, keys, values = (
+            linear(x_NH).view(len(x_NH), -1, self.size) for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = ops.rotate(queries, *rotary), ops.rotate(keys, *rotary)
         return queries.view(len(x_NH), self.kv_heads, self.repeats, self.size), keys, values
 
     def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, *, is_last: bool) -> Tensor:
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
-        if ops.is_small(layout, self.heads):
-            return gradients.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
-        return ops.mix_large(*self.project(x_NH, rotary), layout, is_last=is_last)
+        mix = ops.mix_small if ops.is_small(layout, self.heads) else ops.mix_large
+        return mix(*self.project(x_NH, rotary), layout, is_last=is_last)
 
 
 class MLP(nn.Module):

@@ -1,8 +1,6 @@
 """Functions of `ops` with their backward written out. Without a gradient each is the plain function.
 
-Norm, MLP and output layer keep less memory for the way back than autograd would. In attention neighbouring values in
-memory are copied once into the shapes for the products, and the gradients are written once to their location; autograd
-would join and split them at every step.
+They keep less memory for the way back than autograd would.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from trainer.models.ops import wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from trainer.models.layout import Layout
 
 
 class _Norm(Function):
@@ -102,87 +98,6 @@ def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tenso
     if not torch.is_grad_enabled():
         return ops.mlp(x_NH, gate_weight, up_weight, down_weight)
     return _Mlp.apply(x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Mix(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
-    ) -> Tensor:
-        mixed, saved = ops.mix_and_save(parts, cos, sin, layout, kv_heads, is_last)
-        ctx.save_for_backward(cos, sin, *(each if each is None else each.to(parts.dtype) for each in saved))
-        ctx.layout, ctx.kv_heads, ctx.is_last, ctx.shape = layout, kv_heads, is_last, parts.shape
-        return mixed
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        cos, sin, *saved, gradient = ops.factors(*ctx.saved_tensors, gradients[0])
-        layout, kv_heads, (num, all_heads, size) = ctx.layout, ctx.kv_heads, ctx.shape
-        heads, cut = all_heads - 2 * kv_heads, layout.num_prompt_tokens
-        gradient = gradient.reshape(-1, heads, size)
-        num_prompt_rows = len(layout.last_P) if ctx.is_last else cut
-        p_queries, p_keys, p_values, p_weights = saved[:4]
-        if ctx.is_last:
-            to_mixed = gradient[:num_prompt_rows].reshape(p_queries.shape)
-        else:
-            to_mixed = ops.to_batches(gradient[:num_prompt_rows], layout.prompts, kv_heads)
-        to_values = torch.bmm(p_weights.transpose(1, 2), to_mixed)
-        scores = _to_scores(torch.bmm(to_mixed, p_values.transpose(1, 2)), p_weights, size)
-        to_queries, to_keys = torch.bmm(scores, p_keys), torch.bmm(scores.transpose(1, 2), p_queries)
-        to_rotated = gradient.new_empty(num, heads + kv_heads, size)
-        to_parts = gradient.new_empty(num, all_heads, size)
-        if saved[4] is not None:
-            to_mixed = ops.to_batches(gradient[num_prompt_rows:], layout.answers, kv_heads)
-            own = _back_of_answers(to_mixed, saved, to_keys, to_values)
-            to_rotated[cut:, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
-                ops.to_packed(own[0], layout.answers, kv_heads, heads)
-            )
-            for home, part in ((to_rotated[cut:, heads:], own[1]), (to_parts[cut:, heads + kv_heads :], own[2])):
-                part = part.view(len(p_keys), -1, size)
-                home.copy_(ops.to_packed(part, layout.answers, kv_heads, kv_heads)[:, :, 0])
-        if ctx.is_last:
-            to_rotated[:cut, :heads] = 0
-            to_rotated[layout.last_P, :heads] = to_queries.view(-1, heads, size)
-        else:
-            to_rotated[:cut, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
-                ops.to_packed(to_queries, layout.prompts, kv_heads, heads)
-            )
-        to_rotated[:cut, heads:] = ops.to_packed(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
-        to_parts[:cut, heads + kv_heads :] = ops.to_packed(to_values, layout.prompts, kv_heads, kv_heads)[:, :, 0]
-        ops.apply_rotary(to_rotated, cos, -sin, out=to_parts[:, : heads + kv_heads])
-        return to_parts, None, None, None, None, None
-
-
-def _back_of_answers(
-    to_mixed: Tensor, saved: list[Tensor], to_prompt_keys: Tensor, to_prompt_values: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the answers' queries, keys and values; adds to those of the prompt's, in place."""
-    _, p_keys, p_values, _, queries, keys, values, weights = saved
-    (batch, rows, size), length, count = queries.shape, p_keys.shape[1], len(keys)
-    of_prompt, of_own = weights[:, :, :length], weights[:, :, length:].reshape(count, -1, values.shape[1])
-    each = to_mixed.view(count, -1, size)
-    to_values = torch.bmm(of_own.transpose(1, 2), each)
-    to_prompt_values.baddbmm_(of_prompt.transpose(1, 2), to_mixed)
-    to_own = torch.bmm(each, values.transpose(1, 2)).view(batch, rows, -1)
-    to_weights = torch.cat((torch.bmm(to_mixed, p_values.transpose(1, 2)), to_own), dim=2)
-    scores = _to_scores(to_weights, weights, size)
-    of_prompt, of_own = scores[:, :, :length], scores[:, :, length:].reshape(count, -1, values.shape[1])
-    to_keys = torch.bmm(of_own.transpose(1, 2), queries.view(count, -1, size))
-    to_prompt_keys.baddbmm_(of_prompt.transpose(1, 2), queries)
-    to_queries = torch.bmm(of_own, keys).view(batch, rows, size).baddbmm_(of_prompt, p_keys)
-    return to_queries, to_keys, to_values
-
-
-def _to_scores(to_weights: Tensor, weights: Tensor, size: int) -> Tensor:
-    """The gradient of scores, with the factor that queries and keys get."""
-    return torch._softmax_backward_data(to_weights, weights, -1, weights.dtype).mul_(size**-0.5)
-
-
-def mix(parts_NHD: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
-    """The mixed values of `ops.mix_and_save`."""
-    if not torch.is_grad_enabled():
-        return ops.mix_and_save(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
-    return _Mix.apply(parts_NHD, *rotary, layout, kv_heads, is_last)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _TokenLogprobs(Function):

@@ -3,12 +3,13 @@
 In attention the answers to a prompt share its keys and values, and grouped heads share theirs, without copies. Scores
 are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head. Few scores are
 materialized, which is faster on a CPU (in bfloat16 ten times, forward and backward, than torch's own attention there);
-if they would take much memory torch's attention computes them in chunks. `mix_and_save` and `mix_large` are for a
+if they would take much memory torch's attention computes them in chunks. `mix_small` and `mix_large` are for a
 complete batch with few and with many scores; N rows go in, M come out.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
@@ -81,21 +82,10 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return normed(x, weight, scales(x, epsilon))
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
-    half = x.shape[-1] // 2
-    rotated = torch.mul(x, cos, out=out)
-    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return rotated
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As `apply_rotary`, also on the way to a gradient."""
-    if not torch.is_grad_enabled():
-        return apply_rotary(x, cos, sin)
+    """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
     low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
+    return (x * cos).addcmul_(torch.cat((-high, low), dim=-1), sin)
 
 
 def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
@@ -195,9 +185,13 @@ def logit_parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[sl
 MOST_ATTENTION_SCORES = 1 << 24
 
 
-@lru_cache(maxsize=8)  # every layer, and most batches, use the same one
-def causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[size * repeats, size]: 0 where a row sees a column, else -inf. Read-only."""
+def causal(size: int, repeats: int, like: Tensor) -> Tensor:
+    """[size * repeats, size]: 0 where a row sees a column, else -inf."""
+    return _causal(size, repeats, like.dtype, like.device)
+
+
+@lru_cache(maxsize=8)  # every layer, and most batches, use the same one: read-only
+def _causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     hidden = torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
     mask = torch.zeros(size, size, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
     return mask.repeat_interleave(repeats, dim=0)
@@ -213,7 +207,7 @@ def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) ->
         )
         return mixed.transpose(1, 2).reshape(queries_PSKRD.shape)
     queries = queries_PSKRD.transpose(1, 2).reshape(prompts * kv_heads, length * repeats, size)
-    mask = causal(length, repeats, queries.dtype, queries.device)
+    mask = causal(length, repeats, queries)
     weights = torch.softmax(attention_scores(queries, keys_PKSD.flatten(0, 1), mask), dim=-1)
     mixed = torch.bmm(weights, values_PKSD.flatten(0, 1))
     return mixed.view(prompts, kv_heads, length, repeats, size).transpose(1, 2)
@@ -246,27 +240,13 @@ def two_parts(
     Queries [P*K, G*n, D] (n rows of scores per answer), own keys and values [P*K*G, T, D], the prompt's [P*K, S, D];
     masks, if any, are added to [P*K*G, n, T] and [P*K, G*n, S] -> [P*K, G*n, D].
     """
-    weights = two_weights(queries, own[0], prompt[0], own_mask=own_mask, prompt_mask=prompt_mask)
-    return two_sums(weights, own[1], prompt[1])
-
-
-def two_weights(
-    queries: Tensor, own_keys: Tensor, prompt_keys: Tensor, *, own_mask: Tensor | None, prompt_mask: Tensor | None
-) -> Tensor:
-    """The attention weights of each row over the prompt's values, then over its own: [P*K, G*n, S + T], every row's sum
-    1.
-    """
     batch, rows, size = queries.shape
-    of_own = attention_scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
-    return torch.softmax(torch.cat((attention_scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
-
-
-def two_sums(weights: Tensor, own_values: Tensor, prompt_values: Tensor) -> Tensor:
-    """The values of both parts, mixed by those weights: [P*K, G*n, D]."""
-    batch, rows, _ = weights.shape
-    of_prompt, of_own = torch.split(weights, [prompt_values.shape[1], own_values.shape[1]], dim=2)
-    mixed = torch.bmm(of_own.reshape(len(own_values), -1, own_values.shape[1]), own_values)
-    return torch.baddbmm(mixed.view(batch, rows, -1), of_prompt, prompt_values)
+    length, width = prompt[0].shape[1], own[0].shape[1]
+    of_own = attention_scores(queries.reshape(len(own[0]), -1, size), own[0], own_mask).view(batch, rows, -1)
+    scores = torch.cat((attention_scores(queries, prompt[0], prompt_mask), of_own), dim=2)
+    of_prompt, of_own = torch.split(torch.softmax(scores, dim=-1), [length, width], dim=2)
+    mixed = torch.bmm(of_own.reshape(len(own[1]), -1, width), own[1])
+    return torch.baddbmm(mixed.view(batch, rows, -1), of_prompt, prompt[1])
 
 
 def attention_scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
@@ -276,7 +256,11 @@ def attention_scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tens
 
 
 def mix_large(queries: Tensor, keys: Tensor, values: Tensor, layout: Layout, *, is_last: bool) -> Tensor:
-    """The mixed values [M, heads * D] of many scores, from queries [N, K, R, D], keys and values [N, K, D]."""
+    """The mixed values [M, heads * D] of many scores, from queries [N, K, R, D], keys and values [N, K, D].
+
+    Each token of a prompt attends to its prompt up to itself, each of an answer to its complete prompt and the answer
+    up to itself. `is_last`: of each prompt only its last token comes out.
+    """
     queries, keys, values = factors(queries, keys, values)
     cut = layout.num_prompt_tokens
     prompt_keys, prompt_values = (
@@ -338,50 +322,39 @@ def to_batches(x_NHD: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
     return by_head.reshape(prompts * kv_heads, -1, size).contiguous()
 
 
-def to_packed(x_BND: Tensor, home: Rectangle, kv_heads: int, heads: int) -> Tensor:
-    """The way back: [P*K, tokens * n, D] -> packed [N, K, n, D]."""
-    x = x_BND.view(home.shape[0], kv_heads, -1, heads // kv_heads, x_BND.shape[-1]).transpose(1, 2)
-    return home.unpad(x.reshape(*home.shape, *x.shape[2:]))
+def to_packed(x_BND: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
+    """The way back: [P*K, tokens * n, D] -> packed [N, K * n * D]."""
+    prompts, num_tokens, size = home.shape[0], math.prod(home.shape[1:]), x_BND.shape[2]
+    x = x_BND.view(prompts, kv_heads, num_tokens, -1, size).transpose(1, 2)
+    return home.unpad(x.reshape(*home.shape, -1))
 
 
-def mix_and_save(
-    parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The mixed values [M, heads * D], and the tensors saved for backward.
-
-    From heads of queries, keys and values [N, heads + 2 K, D], before rotary embedding. Each token of a prompt attends
-    to its prompt up to itself, each of an answer to its complete prompt and the answer up to itself. `is_last`: of each
-    prompt only its last token comes out.
-    """
-    heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
-    parts, cos, sin = factors(parts, cos, sin)
-    rotated = apply_rotary(parts[:, : heads + kv_heads], cos, sin)
-    queries, keys, values = rotated[:, :heads], rotated[:, heads:], parts[:, heads + kv_heads :]
-    p_keys, p_values = (to_batches(each[:cut], layout.prompts, kv_heads) for each in (keys, values))
-    pads = None if layout.is_pad_PS is None else pad_mask(layout.is_pad_PS, kv_heads, parts)
-    repeats, length = heads // kv_heads, layout.prompts.shape[1]
+def mix_small(queries: Tensor, keys: Tensor, values: Tensor, layout: Layout, *, is_last: bool) -> Tensor:
+    """As `mix_large`, of few scores."""
+    queries, keys, values = factors(queries.flatten(1, 2), keys, values)
+    kv_heads, cut = keys.shape[1], layout.num_prompt_tokens
+    length, repeats = layout.prompts.shape[1], queries.shape[1] // kv_heads
+    (p_keys, a_keys), (p_values, a_values) = (torch.split(each, [cut, len(each) - cut]) for each in (keys, values))
+    p_keys, p_values = (to_batches(each, layout.prompts, kv_heads) for each in (p_keys, p_values))
+    pads = None if layout.is_pad_PS is None else pad_mask(layout.is_pad_PS, kv_heads, keys)
+    p_queries, a_queries = torch.split(queries, [cut, len(queries) - cut])
     if is_last:
-        p_queries, mask = queries[layout.last_P].view(-1, repeats, size), pads
+        p_queries, mask = queries[layout.last_P].view(-1, repeats, queries.shape[2]), pads
     else:
-        p_queries = to_batches(queries[:cut], layout.prompts, kv_heads)
-        mask = causal(length, repeats, parts.dtype, parts.device)
-    p_weights = torch.softmax(attention_scores(p_queries, p_keys, mask), dim=-1)
-    p_mixed = torch.bmm(p_weights, p_values)
-    if is_last:
-        mixed = p_mixed.view(-1, heads * size)
-    else:
-        mixed = to_packed(p_mixed, layout.prompts, kv_heads, heads).reshape(-1, heads * size)
-    prompt = (p_queries, p_keys, p_values, p_weights)
-    if not layout.answers.shape[-1]:
-        return mixed, (*prompt, None, None, None, None)
-    width = layout.answers.shape[2]
-    a_queries = to_batches(queries[cut:], layout.answers, kv_heads)
-    a_keys, a_values = (
-        to_batches(each[cut:], layout.answers, kv_heads).view(-1, width, size) for each in (keys, values)
+        p_queries, mask = to_batches(p_queries, layout.prompts, kv_heads), causal(length, repeats, keys)
+    mixed = torch.bmm(torch.softmax(attention_scores(p_queries, p_keys, mask), dim=-1), p_values)
+    mixed = mixed.view(len(layout.last_P), -1) if is_last else to_packed(mixed, layout.prompts, kv_heads)
+    width = layout.answers.shape[-1]
+    if not width:
+        return mixed
+    own_keys, own_values = (
+        to_batches(each, layout.answers, kv_heads).view(-1, width, each.shape[2]) for each in (a_keys, a_values)
     )
-    a_weights = two_weights(
-        a_queries, a_keys, p_keys, own_mask=causal(width, repeats, parts.dtype, parts.device), prompt_mask=pads
+    of_answers = two_parts(
+        to_batches(a_queries, layout.answers, kv_heads),
+        (own_keys, own_values),
+        (p_keys, p_values),
+        own_mask=causal(width, repeats, keys),
+        prompt_mask=pads,
     )
-    a_mixed = two_sums(a_weights, a_values, p_values)
-    of_answers = to_packed(a_mixed, layout.answers, kv_heads, heads).reshape(-1, heads * size)
-    return torch.cat((mixed, of_answers)), (*prompt, a_queries, a_keys, a_values, a_weights)
+    return torch.cat((mixed, to_packed(of_answers, layout.answers, kv_heads)))
