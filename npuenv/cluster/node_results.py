@@ -2,12 +2,13 @@
 
 The doctor is sent to each node as one file, runs there and leaves nothing behind; the capture is written to a folder
 and read again. In a folder each node has one file, a capture like any other for `npuenv doctor --from FILE`;
-`nodes.json` lists the nodes. Exit codes follow from the findings of each node and between nodes.
+`nodes.json` says what else is known of the nodes that were asked. Exit codes follow from the findings of each node and between nodes.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import zlib
@@ -47,6 +48,8 @@ _OLDEST_FOR_PROBES = (3, 6)  # for the programs of `npuenv.cluster.probing`
 SCHEMA = "npuenv.nodes/1"
 LIST = "nodes.json"
 _USER = re.compile(r"(?P<user>[^\s@]+)@(?P<host>[^\s:]+): ")  # "ops@bastion: Permission denied (publickey)."
+_OTHER_SCHEMA = re.compile(rb'\s*\{\s*"schema":\s*"npuenv\.(?!capture/)[^"]*"')
+_HEAD_BYTES = 200  # of a document, with its schema
 _APART = "+"  # after the name of a node whose capture would overwrite the list; no host name has it
 
 
@@ -183,21 +186,27 @@ class CaptureWriter:
 
 
 def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
-    """The nodes of a folder and their captures; without a list of nodes, one for each file.
+    """The nodes of a folder and their captures: those that are listed, then one for each further file.
 
     Raises BadInput for a folder without captures and, as they are read, for an invalid one.
     """
     listed = folder / LIST
-    if listed.is_file():
-        rows = _rows(listed)
-    else:
-        names = sorted(path.stem.removesuffix(_APART) for path in folder.glob("*.json"))
-        rows = [{"name": name, "address": name} for name in names]
+    rows = _rows(listed) if listed.is_file() else []
+    files = {row["name"]: folder / _file_of(row["name"]) for row in rows}
+    further = sorted(path for path in folder.glob("*.json") if path not in (listed, *files.values()))
+    rows += [{"name": path.stem.removesuffix(_APART)} for path in further if not _is_other_document(path)]
     if not rows:
         args = {"path": str(folder)}
         raise BadInput(Message("cluster.no-captures", args), Message("cluster.no-captures-hint", args))
     found = [(_node(row), row) for row in rows]
     return Inventory(tuple(node for node, _ in found), str(folder)), (_load_capture(folder, *each) for each in found)
+
+
+def _is_other_document(path: Path) -> bool:
+    """Whether it is, by its first key, another document of npuenv, such as a report that was written beside."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return _OTHER_SCHEMA.match(file.read(_HEAD_BYTES)) is not None
+    return False
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -225,12 +234,14 @@ def _node(row: dict[str, Any]) -> Node:
 
 def _load_capture(folder: Path, node: Node, row: dict[str, Any]) -> NodeCapture:
     seconds = float(row["seconds"]) if isinstance(row.get("seconds"), (int, float)) else 0.0
-    kind = row.get("trouble")
+    file, kind = folder / _file_of(node.name), row.get("trouble")
+    if kind is not None and file.is_file():  # made on the node itself, and put there later
+        return NodeCapture(node, 0.0, host=load_capture(file))
     if kind is not None:
         known = {failure.value: failure for failure in NodeFailure}
         line, at = (str(row.get(key) or "") for key in ("line", "at"))
         return NodeCapture(node, seconds, failure=known.get(str(kind), NodeFailure.BROKEN), line=line, at=at)
-    return NodeCapture(node, seconds, host=load_capture(folder / _file_of(node.name)))
+    return NodeCapture(node, seconds, host=load_capture(file))
 
 
 def _file_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.app import DoctorOptions, NodesOptions, doctor_nodes
+from npuenv.cluster.ssh import NodeFailure
 from npuenv.core.errors import BadInput
 from tests.cluster.scripted import capture_text
 
@@ -23,6 +25,20 @@ def test_saved_captures_are_examined_and_compared(tmp_path: Path) -> None:
     assert [each.node.name for each in report.nodes] == ["node01", "node02"]
     assert all(each.findings and each.framework == "verl" for each in report.nodes)
     assert report.why_no_agreement is None and report.agreement
+
+
+def test_captures_put_beside_the_list_are_used_and_reports_are_not(tmp_path: Path) -> None:
+    """A capture made on the node itself takes the place of its recorded failure."""
+    rows = [{"name": f"node{number:02}", "trouble": "refused", "line": "no", "seconds": 1.5} for number in (1, 2)]
+    (tmp_path / "nodes.json").write_text(json.dumps({"schema": "npuenv.nodes/1", "nodes": rows}), encoding="utf-8")
+    (tmp_path / "report.json").write_text(json.dumps({"schema": "npuenv.cluster/1"}, indent=2), encoding="utf-8")
+    for number in (2, 3):
+        (tmp_path / f"node{number:02}.json").write_text(capture_text(number), encoding="utf-8")
+    report = doctor_nodes(NodesOptions(), DoctorOptions(framework="verl", capture=tmp_path))
+    failures = {each.node.name: each.failure for each in report.nodes}
+    assert failures == {"node01": NodeFailure.REFUSED, "node02": None, "node03": None}
+    assert [each.seconds for each in report.nodes] == [1.5, 0.0, 0.0]
+    assert report.agreement, "the two are compared"
 
 
 def test_an_inventory_beside_captures_is_refused(tmp_path: Path) -> None:
