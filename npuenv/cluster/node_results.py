@@ -2,7 +2,8 @@
 
 The doctor is sent to each node as one file, runs there and leaves nothing behind; the capture is written to a folder
 and read again. In a folder each node has one file, a capture like any other for `npuenv doctor --from FILE`;
-`nodes.json` says what else is known of the nodes that were asked. Exit codes follow from the findings of each node and between nodes.
+`nodes.json` lists the nodes that were asked, also those without one. Exit codes follow from the findings of each node
+and between nodes.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class CaptureWriter:
 def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
     """The nodes of a folder and their captures: those that are listed, then one for each further file.
 
-    Raises BadInput for a folder without captures and, as they are read, for an invalid one.
+    Raises BadInput for a folder without captures and, after the last one, if none of its files is a capture.
     """
     listed = folder / LIST
     rows = _rows(listed) if listed.is_file() else []
@@ -199,7 +200,22 @@ def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
         args = {"path": str(folder)}
         raise BadInput(Message("cluster.no-captures", args), Message("cluster.no-captures-hint", args))
     found = [(_node(row), row) for row in rows]
-    return Inventory(tuple(node for node, _ in found), str(folder)), (_load_capture(folder, *each) for each in found)
+    return Inventory(tuple(node for node, _ in found), str(folder)), _load_each(folder, found)
+
+
+def _load_each(folder: Path, found: Sequence[tuple[Node, dict[str, Any]]]) -> Iterator[NodeCapture]:
+    errors: list[BadInput] = []
+    has_read = False
+    for node, row in found:
+        try:
+            capture = _load_capture(folder, node, row)
+        except BadInput as error:
+            errors.append(error)
+            capture = NodeCapture(node, 0.0, failure=NodeFailure.BROKEN, line=say(error.message))
+        has_read = has_read or capture.host is not None
+        yield capture
+    if errors and not has_read:
+        raise errors[0]
 
 
 def _is_other_document(path: Path) -> bool:

@@ -11,8 +11,9 @@ import pytest
 
 from npuenv.app import DoctorOptions, NodesOptions, doctor_nodes
 from npuenv.cluster.ssh import NodeFailure
-from npuenv.core.errors import BadInput
+from npuenv.core.errors import BadInput, ExitCode
 from tests.cluster.scripted import capture_text
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,22 @@ def test_captures_put_beside_the_list_are_used_and_reports_are_not(tmp_path: Pat
     assert failures == {"node01": NodeFailure.REFUSED, "node02": None, "node03": None}
     assert [each.seconds for each in report.nodes] == [1.5, 0.0, 0.0]
     assert report.agreement, "the two are compared"
+
+
+def test_a_capture_that_cannot_be_read_is_the_failure_of_its_node(tmp_path: Path) -> None:
+    whole = capture_text(1)
+    for name, text in {"node01": whole, "node02": whole[:500], "node03": "{}", "node04": whole}.items():
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    doctor = DoctorOptions(framework="verl", capture=tmp_path)
+    report = doctor_nodes(NodesOptions(), doctor)
+    broken = {each.node.name: each.line for each in report.silent if each.failure is NodeFailure.BROKEN}
+    assert list(broken) == ["node02", "node03"] and report.code is ExitCode.PROBLEMS
+    assert says(broken["node02"], "host.bad-capture", file=tmp_path / "node02.json")
+    assert report.agreement, "the others are compared"
+    for name in ("node01", "node04"):
+        (tmp_path / f"{name}.json").unlink()
+    with pytest.raises(BadInput, match=r"host\.bad-capture"):
+        doctor_nodes(NodesOptions(), doctor)
 
 
 def test_an_inventory_beside_captures_is_refused(tmp_path: Path) -> None:
