@@ -390,14 +390,20 @@ def _with_failure(report: NodeReport) -> tuple[Finding, ...]:
 
 
 def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
-    """The findings with these statuses; those with the same sentence are one, with all their nodes."""
+    """The findings with these statuses; those with the same sentence and fix are one, with all their nodes."""
     groups = by_key(
-        ((finding.check, finding.status, say(finding.says, "en")), (finding, report.node.name))
+        ((finding.check, finding.status, say(finding.says, "en"), _cure_of(finding)), (finding, report.node.name))
         for report in nodes
         for finding in report.findings
         if finding.status in statuses
     )
     return [replace(group[0][0], nodes=tuple(name for _, name in group)) for group in groups.values()]
+
+
+def _cure_of(finding: Finding) -> object:
+    """What a node is told to do, as a key."""
+    fix = finding.fix
+    return (say(fix.says, "en"), fix.commands) if fix else None
 
 
 def group_nodes(nodes: Iterable[NodeReport]) -> list[tuple[NodeReport, ...]]:

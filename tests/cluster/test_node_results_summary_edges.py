@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from npuenv.checks import Finding, Status
@@ -9,6 +11,7 @@ from npuenv.cluster.inventory import Node
 from npuenv.cluster.node_results import ClusterReport, NodeReport
 from npuenv.cluster.ssh import NodeFailure
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import Fix
 from npuenv.core.messages import Message
 from npuenv.report.cluster import group_nodes, merge_findings
 
@@ -95,3 +98,14 @@ def test_nodes_are_alike_by_their_trouble_and_by_how_many_findings_of_each_statu
     more = judged("c", finding(Status.FAIL), finding(Status.WARN))
     groups = group_nodes([one, DENIED, other, more, judged("d", failure=NodeFailure.HOST_KEY), WELL])
     assert [[each.node.name for each in group] for group in groups] == [["a", "b"], ["denied"], ["c"], ["d"], ["well"]]
+
+
+def test_what_nodes_mend_in_different_ways_is_told_apart() -> None:
+    def cured(*argv: str, version: str = "8.5.0") -> Finding:
+        cure = Message("check_cann.fix-nnal-install", {"version": version})
+        return replace(finding(Status.FAIL), fix=Fix(cure, (argv,)))
+
+    findings = {"a": cured("x"), "b": cured("x", version="8.3.RC1"), "c": cured("y"), "d": cured("x")}
+    told = merge_findings([judged(name, each) for name, each in findings.items()])
+    assert [each.nodes for each in told] == [("a", "d"), ("b",), ("c",)]
+    assert [each.fix for each in told] == [findings[name].fix for name in "abc"]
