@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
     """Examines the nodes, reports, and gives the exit code. `nodes`: the values of `NodesOptions`. Raises BadInput."""
     refused = {"--fix": command.is_fixing, "--from-report": command.report is not None, "--dry-run": command.is_dry_run}
+    many = "--hosts" if nodes["hosts"] is not None else f"--from {command.capture}"
     for option in (name for name, is_given in refused.items() if is_given):
-        args = {"option": option}
+        args = {"option": option, "many": many}
         raise BadInput(Message("cluster.not-with-hosts", args), Message("cluster.not-with-hosts-hint", args))
     options = NodesOptions(save=command.save, **nodes)
     options.validate(command)

@@ -344,8 +344,8 @@ def test_the_inventory_and_an_own_configuration_reach_ssh(
 @pytest.mark.parametrize(
     ("words", "key", "args"),
     [
-        (["--fix"], "cluster.not-with-hosts", {"option": "--fix"}),
-        (["--from-report", "x"], "cluster.not-with-hosts", {"option": "--from-report"}),
+        (["--fix"], "cluster.not-with-hosts", {"option": "--fix", "many": "--hosts"}),
+        (["--from-report", "x"], "cluster.not-with-hosts", {"option": "--from-report", "many": "--hosts"}),
         (["--from", "{folder}"], "cluster.two-sources", {}),
         (["--save", "{file}"], "cluster.save-no-folder", {"path": part("hosts")}),
         (["--save", "{folder}"], "cluster.save-not-empty", {}),
@@ -375,6 +375,8 @@ def test_options_of_many_nodes_alone_are_refused(tmp_path: Path, capsys: pytest.
         assert says(capsys.readouterr().err, "cluster.only-with-hosts", option=words[0])
     assert main(["doctor", "--from", str(tmp_path)]) == 2
     assert says(capsys.readouterr().err, "cluster.no-captures", path=tmp_path)
+    assert main(["doctor", "--from", str(tmp_path), "--fix"]) == 2
+    assert says(capsys.readouterr().err, "cluster.not-with-hosts", option="--fix", many=f"--from {tmp_path}")
     (tmp_path / "nodes.json").write_text('{"schema": "npuenv.nodes/1", "nodes": [{"name": "../x"}]}')
     assert main(["doctor", "--from", str(tmp_path)]) == 2
 
