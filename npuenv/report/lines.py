@@ -1,4 +1,4 @@
-"""Lines that several reports share: indented ones on a console, and the one that says how old the sources are."""
+"""Lines that several reports share: indented ones on a console, how old the sources are, and what names a capture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message, say
+from npuenv.core.shell import shell_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,3 +50,10 @@ def sources_line(oldest: str, youngest: str) -> Message:
     days = (today() - datetime.date.fromisoformat(oldest)).days
     key = "sources-old" if days > OLD else "sources-read" if oldest != youngest else "sources-read-once"
     return Message(f"stack.{key}", {"oldest": oldest, "youngest": youngest, "days": days})
+
+
+def for_capture(text: str, capture: str) -> str:
+    """The text in which `resolve` reads the capture that was examined ("": none): its reader may be elsewhere."""
+    if not capture:
+        return text
+    return text.replace("npuenv resolve --host this ", f"npuenv resolve --host {shell_line((capture,))} ")

@@ -17,7 +17,7 @@ from npuenv.core.messages import Message, clean, say
 from npuenv.core.shell import shell_line
 from npuenv.matrix import load_matrix
 from npuenv.report.doctor import FindingGroup, by_area, counts, fix_text, grouped, in_order, is_mendable, machine_lines
-from npuenv.report.lines import sources_line
+from npuenv.report.lines import for_capture, sources_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,8 +68,8 @@ class Manner(NamedTuple):
     is_quiet: bool = False
     restore: Callable[[str], str] = str
     again: str = "npuenv doctor"  # the command line that repeats this run
-    can_fix: bool = True  # False: a replay, or the single file
-    is_replay: bool = False  # of a capture: what is mended needs a new one
+    can_fix: bool = True  # False: a capture, or the single file
+    capture: str = ""  # the file that was examined instead of this machine; "": none
     nothing_of: str = ""  # the use of which nothing is installed
     python: str = ""  # the interpreter that was judged
     deeper: str = ""  # the command line that looks further; "": nothing further to look at
@@ -265,9 +265,10 @@ def branches_of(
         yield Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
     if finding.fix is not None:
         prompt = "# " if finding.fix.needs_root else "$ "
-        lines = [manner.restore(shell_line(argv)) for argv in finding.fix.commands]
+        lines = [for_capture(manner.restore(shell_line(argv)), manner.capture) for argv in finding.fix.commands]
         commands = tuple(((prompt, "dim"), (line, "bold")) for line in lines)
-        yield Branch(((clean(own(fix_text(finding.fix, manner.lang))), ""),), commands)
+        text = for_capture(own(fix_text(finding.fix, manner.lang)), manner.capture)
+        yield Branch(((clean(text), ""),), commands)
 
 
 def _add_well(sheet: Plain | Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
@@ -323,7 +324,8 @@ def _add_end(sheet: Plain | Drawn, findings: Sequence[Finding], manner: Manner) 
         command = ("up",) if manner.nothing_of == "cpu" else ("install", "--host", "this")
         args = {"name": manner.nothing_of, "command": shell_line(("npuenv", *command, "--for", manner.nothing_of))}
         args["python"] = manner.restore(manner.python)
-        sheet.line((say(Message("doctor.nothing-of", args), manner.lang), ""))
+        key = f"doctor.nothing-of{'-there' if manner.capture else ''}"
+        sheet.line((say(Message(key, args), manner.lang), ""))
     following = _next(findings, manner)
     if following and not manner.is_quiet:
         sheet.line((say(following, manner.lang), ""))
@@ -356,7 +358,7 @@ def _next(findings: Sequence[Finding], manner: Manner) -> Message | None:
     if num_mendable and manner.can_fix:
         return Message("doctor.next-fix", {"command": f"{manner.again} --fix", "count": num_mendable})
     if number[Status.FAIL]:
-        return Message(f"doctor.next-mend{'-there' if manner.is_replay else ''}", {"command": manner.again})
+        return Message(f"doctor.next-mend{'-there' if manner.capture else ''}", {"command": manner.again})
     if number[Status.UNKNOWN]:
         return Message("doctor.next-unknown")
     return Message("doctor.next-deeper", {"command": manner.deeper}) if manner.deeper else None

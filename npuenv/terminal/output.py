@@ -225,7 +225,7 @@ def _manner(ui: Ui, command: DoctorCommand, result: DoctorResult) -> Manner:
         is_quiet=ui.is_quiet,
         restore=str if _is_for_a_file(command) else result.restore,
         again=command.again,
-        is_replay=command.capture is not None,
+        capture=str(command.capture or ""),
         python=result.facts.python.interpreter.value.executable if result.facts.python.interpreter.value else "",
         nothing_of="" if command.is_installing else _nothing_of(result),
         can_fix=command.capture is None and not command.is_fixing and command.can_fix,

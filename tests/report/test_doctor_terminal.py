@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -296,5 +296,19 @@ def test_what_a_higher_level_asks_is_counted_apart_from_what_does_not_apply(blan
 
 
 def test_what_to_do_next_about_a_capture_is_a_new_capture(blank: Facts, found: Make) -> None:
-    last = _render(blank, found("cann.found"), page=Page(), is_replay=True, again="N D")[-1]
+    last = _render(blank, found("cann.found"), page=Page(), capture="n.json", again="N D")[-1]
     assert "there" in last and "`N D --save FILE`" in last
+
+
+def test_what_resolves_for_a_capture_names_its_file(blank: Facts, found: Make) -> None:
+    resolve, install = (("npuenv", verb, "--host", "this", "--for", "verl") for verb in ("resolve", "install"))
+    finding = found("cann.found", fix=Fix(Message("check_python.fix-parts"), (resolve, install)))
+    args = {"name": "verl", "command": "npuenv install --host this --for verl", "python": "/opt/bin/python"}
+    asked: dict[str, Any] = {"page": Page(), "nothing_of": "verl", "python": "/opt/bin/python"}
+    here, there = (_render(blank, finding, **asked, capture=capture) for capture in ("", "a b.json"))
+    assert "    $ npuenv resolve --host this --for verl" in here
+    assert "    $ npuenv resolve --host 'a b.json' --for verl" in there
+    assert any("`npuenv resolve --host 'a b.json' --for FRAMEWORK`" in line for line in there)
+    assert "    $ npuenv install --host this --for verl" in there
+    assert sentence("doctor.nothing-of", **args) in here
+    assert sentence("doctor.nothing-of-there", **args) in there
