@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npuenv.terminal.options import DoctorCommand
 
 
-@click.command("doctor", cls=HelpfulCommand)
+@click.command("doctor", cls=HelpfulCommand, context_settings={"allow_extra_args": True})
 @partial(with_options, DOCTOR)
 @click.option("--hosts", metavar="FILE|-", help="Check all nodes of an inventory over ssh.")
 @click.option("--ssh-config", metavar="FILE", help="With --hosts: ssh configuration to use instead of your own.")
@@ -55,6 +55,10 @@ def command(ui: Ui, **values: Any) -> int:
     With --hosts, checks every node of an inventory over ssh, and what must be consistent between them. A line of the
     file looks like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
     """
+    extra = click.get_current_context().args
+    if extra:
+        args = {"word": extra[0]}
+        raise BadInput(Message("doctor.extra-argument", args), Message("doctor.extra-argument-hint", args))
     many = {name: values.pop(name) for name in ("hosts", "ssh_config", "limit_s", "parallel", "shared")}
     ui, asked = doctor_command(ui, values)
     if many["hosts"] is not None or (asked.capture is not None and asked.capture.is_dir()):

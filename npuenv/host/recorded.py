@@ -196,7 +196,8 @@ def _host_of(read: Callable[[], Any], path: Path) -> RecordedHost:
     except OSError as error:
         raise _bad(path, Message("host.unreadable", {"why": error.strerror or str(error)})) from error
     except JsonError as error:
-        raise _bad(path, Message("host.not-json", {"why": str(error)})) from error
+        why = Message("host.not-json", {"why": str(error)})
+        raise _bad(path, why, Message("host.not-json-hint", {"file": str(path)})) from error
     found = document.get("schema") if isinstance(document, dict) else type(document).__name__
     if found != SCHEMA:
         raise _bad(path, Message("host.wrong-schema", {"found": str(found), "expected": SCHEMA}))
@@ -261,5 +262,6 @@ def _looked_to_json(looked: Looked) -> dict[str, object]:
     return {**document, "is_writable": True} if looked.is_writable else document
 
 
-def _bad(path: Path, why: Message) -> BadInput:
-    return BadInput(Message("host.bad-capture", {"file": str(path), "why": why}), Message("host.bad-capture-hint"))
+def _bad(path: Path, why: Message, hint: Message | None = None) -> BadInput:
+    args = {"file": str(path), "why": why}
+    return BadInput(Message("host.bad-capture", args), hint or Message("host.bad-capture-hint"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import sys
@@ -101,6 +102,7 @@ class Spinner:
 
 _DEEPEST = 2  # the level worth proposing to somebody who has cards; 3 is a burn-in
 _MAX_BYTES = 256 * 1024 * 1024  # of a pasted report
+_CAPTURE = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"schema":\s*"npuenv\.capture/')  # how `--save` begins
 
 
 def run_doctor(ui: Ui, command: DoctorCommand, examine: Callable[..., DoctorResult]) -> ExitCode:
@@ -137,6 +139,9 @@ def _diagnose(ui: Ui, command: DoctorCommand, path: str) -> ExitCode:
     data = _read_report(path)
     if not data.strip():
         raise BadInput(Message("doctor.empty-report", {"path": path}), Message("doctor.empty-report-hint"))
+    if _CAPTURE.match(data):
+        hint = Message("doctor.report-capture-hint", {"path": "FILE" if path == "-" else path})
+        raise BadInput(Message("doctor.report-capture", {"path": path}), hint)
     paste = read_paste(data, Redactor().text)
     diagnosis = diagnose(paste)
     is_to_stdout = command.out in (None, "-")

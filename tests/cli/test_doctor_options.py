@@ -432,6 +432,20 @@ def test_an_empty_report_is_said_to_be_empty(
         assert main(["doctor", "--from-report", str(pipe)]) == 3  # a pipe is left to its reader
 
 
+def test_a_report_taken_for_a_capture_a_capture_for_a_report_and_neither_named_say_the_right_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "log.txt"
+    report.write_text("RuntimeError: boom\n", encoding="utf-8")
+    assert main(["doctor", "--from", str(report)]) == 2
+    assert says(capsys.readouterr().err, "host.not-json-hint", file=report)
+    assert main(["doctor", "--from-report", HELD]) == 2
+    err = capsys.readouterr().err
+    assert says(err, "doctor.report-capture", path=HELD) and says(err, "doctor.report-capture-hint", path=HELD)
+    assert main(["doctor", "n1.json"]) == 2
+    assert says(capsys.readouterr().err, "doctor.extra-argument-hint", word="n1.json")
+
+
 def test_a_use_of_which_nothing_is_installed_is_said_with_the_command_that_installs_it(
     bare_python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
