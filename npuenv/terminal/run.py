@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _PIPE_WIDTH = 10_000  # columns
+# The commands that go on where they were interrupted; the others begin anew.
+_KEEPING = (["up"], ["install"], ["bundle"], ["lock"], ["smoke-train"], ["cluster"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +185,12 @@ def report_interrupt(argv: list[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _ignore_interrupts()
+    says = Message("cli.interrupted-kept" if "--fix" in words or words[:1] in _KEEPING else "cli.interrupted")
     with contextlib.suppress(OSError):  # the terminal may be what went away
         if _wants_json(words):
-            report_error(Interrupted(Message("cli.interrupted")), lang=_lang_of(words), is_json=True)
+            report_error(Interrupted(says), lang=_lang_of(words), is_json=True)
         else:
-            print(say(Message("cli.interrupted"), _lang_of(words)), file=sys.stderr, flush=True)
+            print(say(says, _lang_of(words)), file=sys.stderr, flush=True)
         sys.stdout.flush()
         return int(ExitCode.INTERRUPTED)
     _silence_stdout()

@@ -20,6 +20,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.host.background import Running
+from npuenv.terminal.run import report_interrupt
 from tests.support.own_signals import as_from_a_terminal, interruptible
 from tests.support.sentences import part, says, sentence
 from tests.support.waiting import PATIENCE_S, is_gone, until
@@ -161,6 +162,23 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout) == (130, "")
     assert ran.stderr == f"{sentence('cli.interrupted')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["doctor", "--level", "2"], "interrupted"),
+        (["doctor", "--fix"], "interrupted-kept"),
+        (["resolve", "cpu"], "interrupted"),
+        (["install", "cpu"], "interrupted-kept"),
+        ([], "interrupted"),
+    ],
+)
+def test_only_a_command_that_keeps_something_says_so(
+    words: list[str], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_interrupt(words) == 130
+    assert capsys.readouterr().err == f"{sentence(f'cli.{key}')}\n"
 
 
 # Two places in which Python prints what is raised, and goes on: where an imported module's lock goes, and in __del__.
