@@ -24,6 +24,7 @@ from tests.preflight import case_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from npuenv.matrix.rows.launch import Bound, Choice
 
@@ -301,13 +302,56 @@ def test_an_unknown_release_is_said_once_and_as_a_note() -> None:
     assert not {"preflight.key-unknown", "preflight.device"} & {problem.check for problem in found}
 
 
-def test_that_megatrons_memory_is_not_judged_is_a_note() -> None:
-    launch = launch_of(actor_rollout_ref__actor__strategy="megatron")
-    known = replace(launch, machine=Machine("a2", 8, 1, 64.0))
-    found = [each for rule in RULES if "verl" in rule.frameworks for each in rule.judge(known)]
-    assert [(each.severity, each.says.key) for each in found if each.check == "preflight.memory-unjudged"] == [
-        ("note", "preflight_rules.memory-megatron")
-    ]
+NOTE = "preflight.memory-unjudged"
+PATH, MICRO_BATCH = "actor_rollout_ref.model.path", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+JOB: dict[str, Any] = {
+    PATH: "Qwen/Qwen3-8B",
+    "actor_rollout_ref.rollout.name": "vllm",
+    MICRO_BATCH: 4,
+    "trainer.n_gpus_per_node": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("actor_rollout_ref.actor.strategy", "megatron", "memory-unsupported"),
+        ("actor_rollout_ref.rollout.name", "sglang", "memory-unsupported"),
+        ("rollout.n_gpus_per_node", 8, "memory-apart"),
+        (PATH, "meta/Foo-72B", "memory-unestimated"),
+    ],
+)
+def test_why_memory_is_not_judged_is_a_note(key: str, value: object, said: str) -> None:
+    (note,) = memory_of({key: value}, 64.0)
+    assert (note.severity, note.check, note.says.key) == ("note", NOTE, f"preflight_rules.{said}")
+    assert [each.check for each in memory_of({key: value}, None)] == [NOTE] * (key == PATH)
+
+
+def test_the_memory_of_a_model_whose_layers_differ_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"layer_types": ["linear_attention"]}', encoding="utf-8")
+    (note,) = memory_of({PATH: str(tmp_path)}, 64.0)
+    assert (note.check, note.says.args["reason"].key) == (NOTE, "placement.config-mixed")
+
+
+@pytest.mark.parametrize("size", [3, 64])
+def test_a_size_that_the_heads_forbid_is_not_a_lack_of_memory(size: int) -> None:
+    """Micro batches of 64 do not fit either; the size is corrected first."""
+    (note,) = memory_of({"actor_rollout_ref.rollout.tensor_model_parallel_size": size, MICRO_BATCH: 64}, 64.0)
+    assert (note.check, note.says.args["reason"].key) == (NOTE, "placement.heads")
+
+
+@pytest.mark.parametrize(("memory", "says"), [(64.0, "memory"), (4.0, "memory-no-settings")])
+def test_a_lack_of_memory_says_what_to_try_only_where_something_helps(memory: float, says: str) -> None:
+    (error,) = memory_of({MICRO_BATCH: 64}, memory)
+    assert (error.check, error.says.key) == ("preflight.memory", f"preflight_rules.{says}")
+
+
+def memory_of(changed: dict[str, Any], memory: float | None) -> list[Any]:
+    """What the rules about memory find in a job of eight cards with other values."""
+    launch = launch_of(**{name.replace(".", "__"): each for name, each in {**JOB, **changed}.items()})
+    launch = replace(launch, machine=Machine("a2", 8, 1, memory))
+    found = (each for rule in RULES if "verl" in rule.frameworks for each in rule.judge(launch))
+    return [each for each in found if each.check.startswith("preflight.memory")]
 
 
 def test_an_open_value_is_not_judged() -> None:

@@ -6,6 +6,7 @@ import ast
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.errors import CannotTell
 from npuenv.preflight.memory import find_model
 from npuenv.preflight.rules.base import (
     KEEP,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.launch import Launch
+    from npuenv.preflight.memory.types import Model
     from npuenv.preflight.rules.base import Problem
 
 _MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
@@ -256,9 +258,20 @@ def _heads(launch: Launch) -> Iterator[Problem]:
     cards = verl_rollout_cards(launch) if is_verl else len(cards_of(launch, "actor_infer") or ())
     if cards and cards % size:
         return  # another rule has said so
-    heads = find_model(name).heads
-    if heads and heads % size:
+    model = known_model(launch, model_key)
+    heads = model.heads if model else 0
+    if heads % size:
         yield problem(key, model_key, to=divisor_below(heads, size), size=size, heads=heads, model=name)
+
+
+def known_model(launch: Launch, key: str) -> Model | None:
+    """The model of a name that was written; None where its shape is not known."""
+    name = value(launch, key) if key in launch.settings else None
+    try:
+        model = find_model(name) if isinstance(name, str) else None
+    except CannotTell:
+        return None
+    return model if model and model.layers else None
 
 
 @rule("sequence-parallel", "verl", source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp")

@@ -1,6 +1,6 @@
 """The rule about memory: whether the cards hold what the launch puts on them, by the planner's estimate.
 
-It speaks only where model, cards and their memory are all known.
+It judges only where model, cards and their memory are all known; elsewhere a note says why it did not.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from npuenv.core.errors import BadInput
+from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.finding import Location
+from npuenv.core.messages import Message
 from npuenv.preflight.launch import Change, LaunchSetting
 from npuenv.preflight.memory import estimate, find_model
-from npuenv.preflight.memory.feasibility import fit, judge
+from npuenv.preflight.memory.feasibility import fit, judge, tensor_parallel_fits
 from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Cards, Job, Placement, Sizes
 from npuenv.preflight.rules.base import (
     as_number,
@@ -29,17 +30,18 @@ from npuenv.preflight.rules.base import (
     verl_cards,
     whole,
 )
-from npuenv.preflight.rules.cards import cards_of
+from npuenv.preflight.rules.cards import cards_of, known_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.launch import Launch
-    from npuenv.preflight.memory.types import Engine, Model
+    from npuenv.preflight.memory.types import Engine, Estimate, Model
     from npuenv.preflight.rules.base import Problem
 
 
 _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
+_SOURCE = "npuenv's memory estimate"
 _CHUNKS = "entropy_from_logits_with_chunking"
 _BUDGET = 16384  # tokens of a dynamic batch where nothing is said
 _MOST_BUFFER_MIB = 65536  # above it a number is taken for bytes
@@ -232,7 +234,7 @@ def job_of(launch: Launch) -> tuple[Job, Placement] | None:
 
 
 def _verl(launch: Launch) -> tuple[Job, Placement] | None:
-    model, count = _model(launch, f"{_MODEL}.path"), verl_cards(launch)
+    model, count = known_model(launch, f"{_MODEL}.path"), verl_cards(launch)
     is_dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
     is_known = (
         value(launch, f"{_ACTOR}.strategy", "fsdp") in ("fsdp", "fsdp2")
@@ -248,7 +250,7 @@ def _verl(launch: Launch) -> tuple[Job, Placement] | None:
 
 
 def _roll(launch: Launch) -> tuple[Job, Placement] | None:
-    model = _model(launch, "pretrain")
+    model = known_model(launch, "pretrain")
     train, infer, reference = (cards_of(launch, role) for role in ("actor_train", "actor_infer", "reference"))
     is_known = (
         value(launch, "actor_train.strategy_args.strategy_name") in ROLL_ENGINES
@@ -264,36 +266,36 @@ def _roll(launch: Launch) -> tuple[Job, Placement] | None:
     return job, Placement(train, infer, reference or ())
 
 
-def _model(launch: Launch, key: str) -> Model | None:
-    """The model of a name that was written; None where its shape is not known."""
-    name = value(launch, key) if key in launch.settings else None
-    model = find_model(name) if isinstance(name, str) else None
-    return model if model and model.layers else None
-
-
 def _cards(launch: Launch, per_node: int, nodes: int) -> Cards:
     return Cards(launch.machine.hardware or "", per_node, nodes, launch.machine.memory_gib or 0.0)
 
 
-@rule("memory", source="npuenv.preflight.memory: an estimate")
+@rule("memory", source=_SOURCE)
 def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
-    if found is None:
+    outcome = found and _estimated(*found)
+    if not found or not outcome:
         return
     job, placement = found
-    if launch.framework == "roll" and job.engine != "fsdp2" and placement.layout == "colocated":
-        return  # the release refuses to share cards at all
-    try:
-        outcome = estimate(job, placement)
-    except BadInput:
-        return  # a number that is none: the rules about values speak of it
-    # Without a peak it is the layout that is impossible, not the amount.
-    if outcome.verdict == "infeasible" and outcome.peak_gib > outcome.memory_gib:
+    # A size that the heads forbid, or a plan without a peak: the layout is impossible, not the amount.
+    is_layout = not tensor_parallel_fits(job, job.tensor_parallel)
+    if outcome.verdict == "infeasible" and not is_layout and outcome.peak_gib > outcome.memory_gib:
         update = f"{_ACTOR}.ppo_{'max_token_len' if job.sizes.micro_tokens else 'micro_batch_size'}_per_gpu"
         verls = (update, f"{_ROLLOUT}.gpu_memory_utilization", f"{_MODEL}.path")
         keys = (*verls, "pretrain", "actor_train.training_args.per_device_train_batch_size")
-        changes = _relief(launch, job, placement)
-        yield problem(*keys, changes=changes, reason=outcome.says[0], advice=outcome.advice or "-")
+        helps = not outcome.advice[0].key.startswith("placement.advice-more-")
+        says, changes = "memory" if helps else "memory-no-settings", _relief(launch, job, placement)
+        yield problem(*keys, says=says, changes=changes, reason=outcome.says[0], advice=outcome.advice)
+
+
+def _estimated(job: Job, placement: Placement) -> Estimate | None:
+    """The estimate; None where other rules speak: of cards that the release refuses to share, of wrong numbers."""
+    if job.framework == "roll" and job.engine != "fsdp2" and placement.layout == "colocated":
+        return None
+    try:
+        return estimate(job, placement)
+    except BadInput:
+        return None
 
 
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
@@ -351,17 +353,56 @@ def _values(launch: Launch, job: Job, cards: int) -> dict[str, Any]:
     }
 
 
-@rule("memory-unjudged", severity="note")
+# What the estimate knows of engines, by the keys that choose them.
+_SUPPORTED = {
+    "verl": {f"{_ACTOR}.strategy": ("fsdp", "fsdp2"), f"{_ROLLOUT}.name": ("vllm",)},
+    "roll": {"actor_train.strategy_args.strategy_name": tuple(ROLL_ENGINES)},
+}
+
+
+@rule("memory-unjudged", severity="note", source=_SOURCE)
 def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
-    """Says aloud that nothing was estimated, where the cards are all that is missing."""
+    """Says aloud that nothing was estimated, and why."""
     machine = launch.machine
-    if machine.memory_gib is not None and machine.hardware is not None:
-        key = f"{_ACTOR}.strategy"
-        if launch.framework == "verl" and launch.release and value(launch, key) == "megatron":
-            yield problem(key, says="memory-megatron", source="npuenv.preflight.memory: FSDP and DeepSpeed")
-        return
     known = replace(machine, memory_gib=machine.memory_gib or 64.0, hardware=machine.hardware or "a2")
-    if job_of(replace(launch, machine=known)) is not None:
-        options = {"--hardware a2": machine.hardware, "--card-memory 64": machine.memory_gib}
-        lacking = tuple(option for option, said in options.items() if said is None)
-        yield problem(options=lacking, source="npuenv.preflight.memory: needs the cards' memory")
+    found = job_of(replace(launch, machine=known))
+    options = {"--hardware a2": machine.hardware, "--card-memory 64": machine.memory_gib}
+    lacking = tuple(option for option, said in options.items() if said is None)
+    if found is None:
+        # Where the cards are not said either, only the model: nobody asked about memory.
+        yield from (each for each in _unsupported(launch) if not lacking or each.says == "memory-unestimated")
+    elif lacking:
+        yield problem(options=lacking)
+    elif not tensor_parallel_fits(found[0], found[0].tensor_parallel) and (outcome := _estimated(*found)):
+        keys = (
+            f"{_ROLLOUT}.tensor_model_parallel_size",
+            "actor_infer.strategy_args.strategy_config.tensor_parallel_size",
+        )
+        yield problem(*keys, says="memory-unestimated", reason=outcome.says[0])
+
+
+def _unsupported(launch: Launch) -> Iterator[Problem]:
+    """Why there is no estimate, whatever the cards; nothing where another rule says what is wrong or not known."""
+    supported, model = _SUPPORTED[launch.framework], f"{_MODEL}.path" if launch.framework == "verl" else "pretrain"
+    names = {key: value(launch, key) for key in (*supported, model)}
+    other = next((key for key in supported if isinstance(names[key], str) and names[key] not in supported[key]), None)
+    weighing = [each.key for each in launch.settings.values() if each.is_open and _WEIGHS.search(each.key)]
+    if launch.release is None:
+        return
+    if other is not None:
+        yield problem(other, says="memory-unsupported", name=names[other], supported=supported[other])
+    elif launch.framework == "verl" and generates_apart(launch):
+        yield problem("rollout.n_gpus_per_node", says="memory-apart")
+    elif weighing or any(launch.is_open(key) for key in names):
+        yield problem(says="memory-open")
+    elif model in launch.settings and (reason := _unknown_model(names[model])):
+        yield problem(model, says="memory-unestimated", reason=reason)
+
+
+def _unknown_model(name: object) -> Message | None:
+    """Why the shape of a model is not known; None where it is, or where there is no name."""
+    try:
+        is_known = not isinstance(name, str) or find_model(name).layers
+    except CannotTell as error:
+        return error.message
+    return None if is_known else Message("placement.unknown-model", {"model": name})
