@@ -346,6 +346,11 @@ def test_a_lack_of_memory_says_what_to_try_only_where_something_helps(memory: fl
     assert (error.check, error.says.key) == ("preflight.memory", f"preflight_rules.{says}")
 
 
+def test_an_engine_without_room_for_one_sequence_is_a_lack_of_memory() -> None:
+    (error,) = memory_of({"actor_rollout_ref.rollout.gpu_memory_utilization": 0.05}, 64.0)
+    assert (error.check, error.says.args["reason"].key) == ("preflight.memory", "placement.small-cache")
+
+
 def memory_of(changed: dict[str, Any], memory: float | None) -> list[Any]:
     """What the rules about memory find in a job of eight cards with other values."""
     launch = launch_of(**{name.replace(".", "__"): each for name, each in {**JOB, **changed}.items()})

@@ -14,7 +14,7 @@ from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.preflight.launch import Change, LaunchSetting
 from npuenv.preflight.memory import estimate, find_model
-from npuenv.preflight.memory.feasibility import fit, judge, tensor_parallel_fits
+from npuenv.preflight.memory.feasibility import fit, judge, missing_cache_gib, tensor_parallel_fits
 from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Cards, Job, Placement, Sizes
 from npuenv.preflight.rules.base import (
     as_number,
@@ -279,7 +279,8 @@ def _memory(launch: Launch) -> Iterator[Problem]:
     job, placement = found
     # A size that the heads forbid, or a plan without a peak: the layout is impossible, not the amount.
     is_layout = not tensor_parallel_fits(job, job.tensor_parallel)
-    if outcome.verdict == "infeasible" and not is_layout and outcome.peak_gib > outcome.memory_gib:
+    is_short = outcome.peak_gib > outcome.memory_gib or missing_cache_gib(job, placement) > 0
+    if outcome.verdict == "infeasible" and not is_layout and is_short:
         update = f"{_ACTOR}.ppo_{'max_token_len' if job.sizes.micro_tokens else 'micro_batch_size'}_per_gpu"
         verls = (update, f"{_ROLLOUT}.gpu_memory_utilization", f"{_MODEL}.path")
         keys = (*verls, "pretrain", "actor_train.training_args.per_device_train_batch_size")
