@@ -64,8 +64,10 @@ def _open_request(request: Request, options: BundleOptions, progress: Progress) 
     if options.out:
         check_place(options.out)
     resolver = resolution.this_resolver(progress)
-    request = resolution.for_this_machine(request, frozenset({"hardware"}))
+    asked, request = request, resolution.for_this_machine(request, frozenset({"hardware"}))
     stack = resolution.resolve(request)
+    for note in resolution.basis_of(request, stack, asked):
+        progress.note(note)
     lock = resolution.lock(stack, resolver, fill=options.fill, progress=progress)
     require_complete(lock, resolver, request)
     given, left_out = check_sources(stack, options.given, options.left_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,10 +23,23 @@ if TYPE_CHECKING:
 _MIB = 1024**2
 
 
+class _Architecture(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """An architecture by any name that --arch takes, such as arm64."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_usual_name(value), param, ctx)
+
+
+def _usual_name(arch: str) -> str:
+    from npuenv.resolve.request import ARCHITECTURES
+
+    return ARCHITECTURES.get(arch.strip().casefold(), arch)
+
+
 @click.command("bundle", cls=HelpfulCommand)
 @request_options
 @click.option(
-    "--platform", type=click.Choice(("aarch64", "x86_64")), help="Architecture of the target; same as --arch."
+    "--platform", type=_Architecture(("aarch64", "x86_64")), help="Architecture of the target; same as --arch."
 )
 @click.option("--python-archive", type=FILE, metavar="FILE", help="Add a Python interpreter, unpacked on the target.")
 @click.option(
@@ -67,7 +80,7 @@ def command(
     `sh install.sh` in the bundle. What a bundle cannot hold (CANN, drivers, system packages) is listed with names and
     sizes.
     """
-    if platform and request.arch and platform != request.arch:
+    if platform and request.arch and platform != _usual_name(request.arch):
         raise BadInput(Message("bundle.two-platforms", {"platform": platform, "arch": request.arch}))
     request = replace(request, arch=platform or request.arch)
     options = app.BundleOptions(
@@ -106,8 +119,6 @@ def _list(ui: Ui, plan: BundlePlan) -> None:
     contents, stack = plan.contents, plan.contents.request.stack
     head = {"stack": stack.name, "platform": stack.platform.tag, "path": str(plan.out)}
     ui.say(Message("bundle.head", head), err=ui.is_json)
-    for note in app.resolution.assumption_notes(stack):
-        ui.say(note, err=True)
     for kind in ("wheel", "sdist", "build", "tool", "source"):
         sizes = [item.download.size for item in contents.items if item.kind == kind]
         if sizes:

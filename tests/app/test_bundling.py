@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.app import BundleOptions, bundle, preview_bundle
+from npuenv.app.progress import Progress
 from npuenv.core.errors import BadInput
 from npuenv.resolve.types import Request
 from tests.bundle.conftest import small_bundle
+
+if TYPE_CHECKING:
+    from npuenv.core.messages import Message
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -31,6 +36,23 @@ def test_what_does_not_fit_the_stack_is_refused(
         with pytest.raises(BadInput) as raised:
             act(Request(stack="cpu"), options)
         assert raised.value.message.key == key
+
+
+@pytest.mark.parametrize(("arch", "is_said"), [(None, True), ("aarch64", False), ("arm64", False)])
+def test_the_architecture_that_nobody_named_is_said(
+    arch: str | None, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    notes: list[str] = []
+
+    class Heard(Progress):
+        def note(self, message: Message) -> None:
+            notes.append(message.key)
+
+    request = Request(stack="verl-0.7.1-cann8.5.0", hardware="a3", arch=arch)
+    with pytest.raises(BadInput, match=r"bundle\.no-file"):
+        preview_bundle(request, BundleOptions(cann_files=(Path("/none"),)), Heard())
+    assert ("resolve.note-assumed-arch" in notes) is is_said
 
 
 def test_a_bundle_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -388,6 +388,7 @@ def run_command(*argv: str) -> object:
     ("argv", "part"),
     [
         (["cpu", "--platform", "aarch64", "--arch", "x86_64"], "bundle.two-platforms"),
+        (["cpu", "--platform", "arm64", "--arch", "aarch64", "--cann-file", "/none"], "bundle.no-file"),
         (["cpu", "--source", "verl"], "NAME=PATH"),
         (["cpu", "-o", "{bundle}"], "bundle.another"),
         (["cpu", "-o", "{other}", "--dry-run"], "bundle.not-ours"),
