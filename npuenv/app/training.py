@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv.app import resolution
 from npuenv.app.progress import SILENT, Progress
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
@@ -166,11 +167,16 @@ def installed_in(root: Path) -> Environment:
 def find_environment(root: Path | None, stack: str | None, *, framework: str | None = None) -> Environment:
     """The environment in a folder or of a stack, else the active one, else the session's Python.
 
-    Raises BadInput where nothing is there to test.
+    Raises BadInput where nothing is there to test, and for an unknown stack.
     """
     host = LocalHost()
-    if root or stack:
-        return environment_at(host, str(root or default_environment(stack or "")))
+    if stack:
+        root = default_environment(stack)
+        if not (root / "bin/python").is_file():
+            hint = Message("store.install-hint", {"name": resolution.published(stack).name})
+            raise BadInput(Message("smoke.no-python", {"path": f"{root}/bin/python"}), hint)
+    if root:
+        return environment_at(host, str(root))
     found = active_environment(host, framework)
     if found.origin == "session" and "torch" not in _torch_of(found.python):
         raise BadInput(Message("smoke.no-environment", {"python": found.python}), Message("smoke.no-python-hint"))

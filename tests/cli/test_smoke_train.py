@@ -78,6 +78,22 @@ def test_without_any_environment_nothing_is_tested(
     assert says(capfd.readouterr().err, "smoke.no-environment", python=f"{tmp_path}/python3")
 
 
+@pytest.mark.parametrize(
+    ("stack", "key", "hint"),
+    [
+        ("verl-0.7.1-cann8.5.0", "smoke.no-python", "npuenv install verl-0.7.1-cann8.5.0"),
+        ("verl-0.7.1-cann8.5.O", "resolve.unknown", "verl-0.7.1-cann8.5.0"),
+        ("verl", "resolve.stack-is-framework", "--for verl"),
+    ],
+)
+def test_a_stack_that_is_not_installed_is_named_in_the_next_step(
+    stack: str, key: str, hint: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["smoke-train", "--stack", stack, "--lang", "en"]) == ExitCode.INPUT
+    error, _, next_step = capfd.readouterr().err.partition("\n")
+    assert says(error, key) and hint in next_step and "cpu" not in next_step
+
+
 def test_two_names_for_what_is_tested_exclude_each_other(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["smoke-train", "--target", "here", "--stack", "cpu"]) == ExitCode.INPUT
     assert says(capfd.readouterr().err, "install.one-of", one="--target", other="--stack")
