@@ -6,6 +6,7 @@ Before the last step the doctor's checks of the packages must pass: `verify_envi
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -54,7 +55,7 @@ from npuenv.lock.store import as_locked, for_chip
 from npuenv.lock.uv import wheels_in_links
 from npuenv.matrix import load_matrix
 from npuenv.render.variables import render_activations
-from npuenv.resolve.types import Request, Stack
+from npuenv.resolve.types import Request, Stack, command_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,10 +150,14 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
 
 
 def plan_install(request: InstallRequest, options: InstallOptions) -> InstallJob:
-    """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
+    """The plan for this machine.
+
+    Raises BadInput (architecture, target, interpreter, files), NothingFits (lock, interpreter).
+    """
     stack, resolver = request.stack, request.resolver
     target = _target(request, options)
     if target.kind != "existing":
+        _require_this_machine(request)
         check_target(resolver.host, target, request.lock)
         require_same(resolver.host, target, request.lock, is_replacing=options.is_replacing)
     request = replace(request, lock=kept_lock(resolver.host, target, request.lock))
@@ -164,6 +169,16 @@ def plan_install(request: InstallRequest, options: InstallOptions) -> InstallJob
     if _fetches_from_own_index(job, tools):
         require_sources(stack, request.lock, resolver)
     return job
+
+
+def _require_this_machine(request: InstallRequest) -> None:
+    """Raises BadInput for a stack of another architecture, with the command that bundles it for such a machine."""
+    stack, own = request.stack, platform.machine()
+    if stack.platform.arch != own:
+        command = shlex.join(("npuenv", "bundle", *command_for(request.request)[2:]))
+        said = {"own": own, "arch": stack.platform.arch, "stack": stack.name, "command": command}
+        hint = None if request.bundle else Message("install.other-arch-hint", said)
+        raise BadInput(Message("install.other-arch", said), hint)
 
 
 def _plan_dry_run(request: InstallRequest, options: InstallOptions, *, as_script: bool = False) -> InstallJob:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.app import InstallOptions, preview
+from npuenv.app import InstallOptions, install, preview
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
 from npuenv.core.plan import WriteFile
 from npuenv.resolve.types import Request
 
@@ -38,3 +40,14 @@ def test_a_supplied_source_is_built_although_a_wheel_fits(tmp_path: Path) -> Non
     options = InstallOptions(given={"vllm-ascend": str(tmp_path)})
     plan = preview(Request(stack="vllm-ascend-0.18.0", hardware="a2", arch="aarch64"), options).job.plan
     assert "vllm-ascend-source" in {step.id for step in plan.steps}
+
+
+def test_a_stack_of_another_architecture_is_not_installed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    request = Request(stack="verl-0.7.1-cann8.5.0", arch="aarch64", hardware="a3")
+    with pytest.raises(BadInput, match=r"install\.other-arch") as caught:
+        install(request)
+    assert caught.value.message.args["own"] == "x86_64" and caught.value.hint is not None
+    command = "npuenv bundle verl-0.7.1-cann8.5.0 --hardware a3 --arch aarch64"
+    assert say(caught.value.hint).endswith(command)
+    assert preview(request).job.plan.steps
