@@ -43,6 +43,7 @@ SECTIONS = {
     "Output options": "--lang --format --json --quiet --verbose --no-color --list --why --help --version",
 }
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options.split()}
+_ALIKE = 0.6  # of 1: how much of a word must agree with a command's name to suggest that one
 _MOST_BYTES = 4 << 20  # of a constraints file
 _OF_FILES = re.compile(r"\b(FILE|DIR|PATH|EXE|CAPTURE|BUNDLE)\b")
 
@@ -108,8 +109,11 @@ class HelpfulGroup(HelpfulCommand, click.Group):
             import difflib
 
             above = ctx.command_path.partition(" ")[2]
-            near = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
-            hint = Message("cli.did-you-mean", {"name": f"{above} {near[0]}".strip()}) if near else None
+            options = {name[2:]: name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")}
+            begun = [name for name in names if name.startswith(args[0])]
+            near = begun or difflib.get_close_matches(args[0], [*names, *options], n=1, cutoff=_ALIKE)
+            meant = options.get(near[0], near[0]) if near else ""
+            hint = Message("cli.did-you-mean", {"name": f"{above} {meant}".strip()}) if near else None
             accepted = tuple(f"{above} {name}".strip() for name in names)
             raise BadInput(
                 Message("cli.no-command", {"name": f"{above} {args[0]}".strip(), "accepted": accepted}), hint

@@ -60,7 +60,7 @@ def list_all(ui: Ui) -> int:
 @common_options
 def show(ui: Ui, *, name: str) -> int:
     """Show what an environment (STACK, STACK/LOCK or a folder) was made from, and when it was verified."""
-    kept = find(*_here(), name)
+    kept = _shown(name)
     own = kept.described
     document = {**_row(kept), "size_mib": size_mib(Path(own.root))}
     if ui.is_json:
@@ -78,6 +78,19 @@ def show(ui: Ui, *, name: str) -> int:
     if own.verified is not None and own.verified.strangers:
         ui.say(Message("install.strangers", {"names": own.verified.strangers}), err=True)
     return int(ExitCode.FINE)
+
+
+def _shown(name: str) -> EnvironmentEntry:
+    """The environment. Raises BadInput where there is none; of a published stack the next step is to install it."""
+    try:
+        return find(*_here(), name)
+    except BadInput as error:
+        from npuenv.matrix import load_matrix
+        from npuenv.matrix.release_stacks import recipe_named
+
+        if recipe_named(name, load_matrix()) is None:
+            raise
+        raise BadInput(error.message, Message("store.install-hint", {"name": name})) from error
 
 
 @command.command("remove")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,8 +144,14 @@ def _no_launch(where: str, other: str | None) -> BadInput:
 
 
 def _text_of(path: Path) -> str:
-    if path.is_dir() or not path.exists():
-        raise _unusable("folder" if path.is_dir() else "no-file", path)
+    if path.is_dir():
+        script = path / "run.sh"  # as render-launch names it
+        if script.is_file():
+            hint = Message("preflight.folder-hint", {"path": shlex.quote(str(script))})
+            raise BadInput(Message("preflight.folder", {"path": str(path)}), hint)
+        raise _unusable("folder", path)
+    if not path.exists():
+        raise _unusable("no-file", path)
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:

@@ -20,6 +20,10 @@ pytestmark = pytest.mark.usefixtures("home")
 CASES = [
     # (words, exit code, what the sentence must name)
     (["docter"], 2, ["docter", "npuenv doctor"]),
+    (["verison"], 2, ["verison", "npuenv --version"]),
+    (["env", "lst"], 2, ["env lst", "npuenv env list"]),
+    (["env", "show", "cpu"], 2, ["npuenv install cpu"]),
+    (["env", "show", "cpuu"], 2, ["npuenv env list"]),
     (["doctor", "--jason"], 2, ["--jason"]),
     (["doctor", "--level", "7"], 2, ["7"]),
     (["doctor", "--for", "vrl"], 2, ["vrl", "verl"]),
@@ -46,6 +50,11 @@ CASES = [
     (["smoke-train", "--target", "nowhere"], 2, ["nowhere"]),
     (["up"], 2, ["npuenv up --for cpu --yes"]),
 ]
+
+
+def test_a_word_that_resembles_no_command_suggests_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frobnicate"]) == 2
+    assert "try:" not in capsys.readouterr().err
 
 
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b1m\u202eback"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.preflight.composing import LaunchText, ReadOptions
 from npuenv.preflight.launch import Machine
 from npuenv.preflight.reading import read_file, read_text, read_words
@@ -391,6 +392,13 @@ def test_a_folder_and_a_missing_file_are_bad_input(tmp_path: Path) -> None:
         with pytest.raises(BadInput) as caught:
             read_file(path, ASKED)
         assert caught.value.message.key == f"preflight.{key}"
+
+
+def test_a_rendered_folder_names_its_script(tmp_path: Path) -> None:
+    write(tmp_path, "run.sh", "")
+    with pytest.raises(BadInput, match=r"preflight\.folder") as caught:
+        read_file(tmp_path, ASKED)
+    assert caught.value.hint == Message("preflight.folder-hint", {"path": f"{tmp_path}/run.sh"})
 
 
 def test_a_byte_order_mark_does_not_hurt(tmp_path: Path) -> None:
