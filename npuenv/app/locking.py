@@ -58,10 +58,13 @@ def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledCompar
 
 
 def _packages_below(folder: Path) -> Path:
-    """The packages of an environment; a folder that is none holds them itself. Raises BadInput for no folder."""
+    """The packages of an environment; a folder that is none holds them itself. Raises BadInput for any other folder."""
     if not folder.is_dir():
         raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
-    return min(folder.glob("lib/python3.*/site-packages"), default=folder)
+    packages = min(folder.glob("lib/python3.*/site-packages"), default=folder)
+    if packages == folder and not any(folder.glob("*.*-info")):
+        raise BadInput(Message("consistent.no-packages", {"path": str(folder)}))
+    return packages
 
 
 def lock_text(found: LockedRequest, form: str, folder: Path | None, out: Path | None = None) -> tuple[str, str]:

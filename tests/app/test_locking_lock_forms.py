@@ -18,6 +18,9 @@ pytestmark = pytest.mark.usefixtures("home")
 
 def test_a_folder_without_the_packages_is_not_as_locked(tmp_path: Path) -> None:
     stack = cpu_stack()
+    with pytest.raises(BadInput, match=r"consistent\.no-packages"):
+        compare_installed(tmp_path, stack, lock_by_hand(stack, {}))
+    (tmp_path / "lib/python3.11/site-packages").mkdir(parents=True)
     found = compare_installed(tmp_path, stack, lock_by_hand(stack, {}))
     assert found.exit_code is ExitCode.PROBLEMS and found.num_unexplained == len(found.found)
     assert ("torch", "consistent.not-as-locked") in {(each.who, each.says.key) for each in found.found}

@@ -281,7 +281,11 @@ def test_an_environment_is_held_against_its_lock(
 def test_a_folder_without_the_packages_is_not_as_locked(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lock", "cpu", "--arch", "x86_64", "--python", "3.11", "--installed", str(tmp_path)]) == 1
+    words = ["lock", "cpu", "--arch", "x86_64", "--python", "3.11", "--installed", str(tmp_path)]
+    assert main(words) == 2
+    assert says(capsys.readouterr().err, "consistent.no-packages", path=tmp_path)
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    assert main(words) == 1
     said = capsys.readouterr().out
     assert says(said, "consistent.not-as-locked", name="numpy") and says(said, "consistent.unexplained")
     assert main(["lock", "cpu", "--installed", str(tmp_path), "--all"]) == 2
