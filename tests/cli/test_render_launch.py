@@ -241,18 +241,45 @@ def test_a_key_that_the_user_insists_on_keeps_its_mark(render: Any, tmp_path: Pa
     assert "  my_key: 3\n" in (tmp_path / "out" / "config.yaml").read_text(encoding="utf-8")
 
 
+_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+_SAMPLES, _SFT = (
+    ("--for", "roll", "--recipe", "rlvr-qwen2.5-7b-2x8"),
+    ("--for", "verl", "--recipe", "sft-lora-qwen3-8b"),
+)
+
+
 @pytest.mark.parametrize(
-    ("word", "key", "args"),
+    ("words", "setting", "takes"),
     [
-        ("gpu_memory_utilization=1.5", "share", {"name": "gpu_memory_utilization", "value": 1.5}),
-        ("n=0", "number", {"name": "rollouts", "value": 0}),
+        (("--for", "verl"), f"{_ROLLOUT}.gpu_memory_utilization=1.5", "0 < x <= 1"),
+        (("--for", "verl"), f"{_ROLLOUT}.gpu_memory_utilization=0,8", "0 < x <= 1"),
+        (("--for", "verl"), f"{_ROLLOUT}.n=0", "1 <= x"),
+        (("--for", "verl"), f"{_ROLLOUT}.n=five", "1 <= x"),
+        (("--for", "verl"), f"{_ROLLOUT}.tensor_model_parallel_size=two", "1 <= x"),
+        (("--for", "verl"), f"{_ROLLOUT}.log_prob_max_token_len_per_gpu=16384x", "1 <= x"),
+        (("--for", "verl"), f"{_ACTOR}.ppo_micro_batch_size_per_gpu=abc", "1 <= x"),
+        *((("--for", "verl"), f"data.train_batch_size={x}", "1 <= x") for x in ("256x", "2.5", "", "null", "1,024")),
+        (_SFT, "data.max_length=4k", "1 <= x"),
+        (_SFT, "data.train_batch_size=null", "1 <= x"),
+        (_SAMPLES, "rollout_batch_size=128x", "1 <= x"),
+        (_SAMPLES, "response_length=null", "1 <= x"),
+        (_SAMPLES, "actor_train.model_args.lora_rank=8x", "0 <= x"),
     ],
 )
-def test_a_number_out_of_range_is_refused_with_the_range(
-    render: Any, word: str, key: str, args: dict[str, Any]
+def test_what_is_not_the_number_that_a_key_takes_is_refused(
+    render: Any, tmp_path: Path, words: tuple[str, ...], setting: str, takes: str
 ) -> None:
-    code, document = render("--for", "verl", f"actor_rollout_ref.rollout.{word}")
-    assert code == 2 and document["error"]["message"].endswith(sentence(f"placement.{key}", **args))
+    code, document = render(*words, setting)
+    key, _, text = setting.partition("=")
+    what = sentence("preflight_rules.number", key=key, text=text, takes=takes)
+    assert code == 2 and document["error"]["message"] == sentence("launch.not-run", what=what)
+    assert not (tmp_path / "out").exists()
+
+
+def test_null_stays_where_verl_takes_it(render: Any, tmp_path: Path) -> None:
+    words = (f"{_ACTOR}.use_dynamic_bsz=True", f"{_ACTOR}.ppo_micro_batch_size_per_gpu=null")
+    assert render("--for", "verl", *words)[0] == 0
+    assert f"{words[1]} " in (tmp_path / "out" / "run.sh").read_text(encoding="utf-8")
 
 
 def test_sglang_is_rendered_for_releases_that_run_it_on_an_npu(render: Any) -> None:

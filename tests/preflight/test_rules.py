@@ -250,7 +250,7 @@ def test_a_key_that_left_the_configuration_may_be_forced_in() -> None:
     assert (found.severity, found.says.key) == ("note", "preflight_rules.key-own")
 
 
-@pytest.mark.parametrize(("text", "is_said"), [("many", True), ("0.5_4.0", False)])
+@pytest.mark.parametrize(("text", "is_said"), [("many", True), ("8x", True), ("0.5_4.0", False)])
 def test_a_text_that_begins_with_a_digit_may_be_a_number_to_somebody(text: str, is_said: bool) -> None:
     launch = launch_of(trainer__save_freq=text)
     assert ("preflight.number" in rules_of(launch)) is is_said

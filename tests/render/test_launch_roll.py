@@ -330,7 +330,7 @@ LIMIT = "actor_infer.strategy_args.strategy_config"
         (MATH, "0.3.0", ["rewards.math_rule.worker_cls=x.CodeSandboxRewardWorker"], None, "local-code"),
         (MATH, "0.3.0", ["actor_train.device_mapping=list(range(0,4))"], None, "own-option"),
         (MATH, "0.3.0", ["actor_train.model_args.flash_attn=fa2"], None, "unknown-key"),
-        (MATH, "0.3.0", ["max_steps=[1"], None, "no-yaml"),
+        (MATH, "0.3.0", ["seed=[1"], None, "no-yaml"),
         (MATH, "0.3.0", ["seed.more=1"], None, "not-a-group"),
         ("rlvr-math-qwen3", "0.3.0", [], None, "unknown-recipe"),
         (MATH, "0000000", [], None, "unknown-release"),

@@ -320,8 +320,12 @@ def _types(launch: Launch) -> Iterator[Problem]:
             continue
         if isinstance(default, bool) and setting.value:
             yield problem(key, rule="choice", says="not-a-switch", default=default)
-        elif isinstance(default, (int, float)) and setting.value[:1].isalpha():  # 0.5_4.0 is a range to one key
+        elif isinstance(default, (int, float)) and setting.value and not _is_number(setting.value):
             yield problem(key, says="not-a-number", default=default)
+
+
+def _is_number(text: str) -> bool:
+    return as_number(text) is not None or re.fullmatch(r"[\d.]+_[\d.]+", text) is not None  # 0.5_4.0: a range
 
 
 def _is_within(row: Bound, written: object) -> bool:

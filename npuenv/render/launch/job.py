@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,14 +22,14 @@ from npuenv.preflight.configs import short_name
 from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.memory.types import Cards, Estimate, Job, Placement, read_cards, written_cards
 from npuenv.preflight.reading import read_text, read_words
-from npuenv.preflight.rules import examine
+from npuenv.preflight.rules import RULES, examine
 from npuenv.render.files import UNSAFE_IN_YAML, plain
 from npuenv.render.variables import render_ray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from npuenv.preflight.composing import LaunchText
+    from npuenv.preflight.launch import LaunchFinding
     from npuenv.preflight.memory.types import Layout
     from npuenv.resolve.types import Stack
 
@@ -262,20 +262,32 @@ def refuse_verl(program: str, words: Sequence[str], cards: Cards, release: str) 
     """Refuses overrides, as words of a shell, that verl would not run with. Raises: BadInput with preflight's words."""
     plain = [part for word in words for part in shlex.split(word)]
     asked = ReadOptions(defaults_of, "verl", release, _machine(cards))
-    _refuse(read_words(["python3", "-m", program, *plain], asked))
+    reading = read_words(["python3", "-m", program, *plain], asked)
+    _refuse(examine(reading.launch, refused=reading.refused))
 
 
 def refuse_roll(name: str, text: str, cards: Cards, release: str) -> None:
     """Refuses a YAML that ROLL would not run with. Raises: BadInput with preflight's words."""
-    _refuse(read_text(text, Path(name), ReadOptions(defaults_of, "roll", release, _machine(cards))))
+    reading = read_text(text, Path(name), ReadOptions(defaults_of, "roll", release, _machine(cards)))
+    _refuse(examine(reading.launch, refused=reading.refused))
+
+
+def refuse_numbers(launch: Launch, needed: Iterable[str]) -> None:
+    """Refuses what is no number where a key takes one, before a job counts a default in its place.
+
+    `needed` are the keys that null leaves without a number. Raises: BadInput with preflight's words.
+    """
+    nulls = (found for key in needed if (found := launch.settings.get(key)) is not None and found.value is None)
+    said = {**launch.settings, **{each.key: replace(each, value="", text="null") for each in nulls}}
+    rules = [rule for rule in RULES if rule.id == "preflight.number"]
+    _refuse(examine(replace(launch, settings=said), rules))
 
 
 def _machine(cards: Cards) -> Machine:
     return Machine(cards.hardware, cards.per_node, cards.nodes)
 
 
-def _refuse(reading: LaunchText) -> None:
-    found = examine(reading.launch, refused=reading.refused)
+def _refuse(found: Iterable[LaunchFinding]) -> None:
     errors = [
         each
         for each in found

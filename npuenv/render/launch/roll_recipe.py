@@ -20,7 +20,7 @@ from npuenv.preflight.rules.keys import part_of
 from npuenv.preflight.rules.memory import ROLL_SHARDS, ROLL_STRATEGIES, roll_job
 from npuenv.preflight.yaml_text import scalar
 from npuenv.render.files import UNSAFE_IN_YAML, plain
-from npuenv.render.launch.job import launch_of, nested, parse_cards, unknown
+from npuenv.render.launch.job import launch_of, nested, parse_cards, refuse_numbers, unknown
 from npuenv.render.variables import settings_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ TRAIN_CONFIG = "actor_train.strategy_args.strategy_config"
 INFER_CONFIG = "actor_infer.strategy_args.strategy_config"
 REFERENCE_CONFIG = "reference.strategy_args.strategy_config"
 OFFLOAD = f"{TRAIN_CONFIG}.offload_policy"
+# What a step holds, which null leaves open.
+_NEEDED = (
+    "rollout_batch_size", "num_return_sequences_in_group", "prompt_length", "response_length", "sequence_length",
+    "train_env_manager.num_env_groups", "train_env_manager.group_size", "actor_infer.generating_args.max_new_tokens",
+    f"{INFER_CONFIG}.gpu_memory_utilization",
+)  # fmt: skip
 # Reward workers that run what the model wrote, unless another machine does it for them.
 LOCAL_CODE = "CodeSandboxRewardWorker"
 # What the placement and the sizes decide: said with options of their own, so that nothing contradicts the plan.
@@ -205,8 +211,10 @@ def job_of(recipe: Filled, model: Model, cards: Cards, *, num_train: int) -> Job
     """The run that a recipe describes, as far as cards and memory go.
 
     `num_train` is how many cards train; where the user left accumulation alone, the sequences of one update are those
-    of the published plan, whatever that number is.
+    of the published plan, whatever that number is. Raises: BadInput for a value that is not the number it must be.
     """
+    said = {key: scalar(recipe.values[key]) for key in recipe.explicit if "${" not in recipe.values[key]}
+    refuse_numbers(launch_of("roll", recipe.version, said, {}), _NEEDED)
     values: dict[str, object] = {
         OFFLOAD: recipe.row.offloads and not recipe.values.keys() & {OFFLOAD, TRAIN_CONFIG},
         "reference.device_mapping": recipe.row.reference,

@@ -14,7 +14,7 @@ from npuenv.preflight.hydra import NotHydra, read_value, write_value
 from npuenv.preflight.memory.types import Job, Sizes
 from npuenv.preflight.rules.memory import verl_job
 from npuenv.preflight.yaml_text import write_scalar
-from npuenv.render.launch.job import launch_of, nested
+from npuenv.render.launch.job import launch_of, nested, refuse_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +40,11 @@ class Paths:
 _M, _A, _R, _F = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
 # verl finds the cards by itself from this release on (auto_set_device in verl/trainer/main_ppo.py; absent in 0.6.1).
 _FINDS_DEVICE = ">=0.7.0"
+# Keys that a job's number is written to, and for which verl does not take null.
+_NEEDED = (
+    "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "data.max_length",
+    f"{_A}.ppo_mini_batch_size", f"{_R}.n", f"{_R}.tensor_model_parallel_size", f"{_R}.gpu_memory_utilization",
+)  # fmt: skip
 _BATCHED = f"{_R}.max_num_batched_tokens"
 _BATCHED_TOKENS = 8192  # what verl gives the engine for one forward pass where nothing is said
 _BUDGET = 16384  # tokens of a dynamic batch where nothing is said
@@ -59,12 +64,12 @@ def environment(recipe: LaunchRecipe) -> dict[str, str]:
 
 
 def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -> Job:
-    """The job that a recipe was published with, for a model, cards and a release of verl."""
-    values = written(recipe)
+    """The job of a recipe with its values, for a model, cards and a release of verl. Raises: BadInput."""
+    values = {f"{_A}.strategy": recipe.strategy} | written(recipe)
+    launch = launch_of("verl", release, values, environment(recipe))
+    refuse_numbers(launch, _NEEDED)
     if recipe.entry == "sft":
         return _sft_job(values, model=model, cards=cards, release=release, strategy=recipe.strategy)
-    values = {f"{_A}.strategy": recipe.strategy} | values
-    launch = launch_of("verl", release, values, environment(recipe))
     return replace(verl_job(launch, model, cards), has_critic=recipe.algorithm == "ppo")
 
 
@@ -90,8 +95,14 @@ def _sft_job(values: Mapping[str, Value], *, model: Model, cards: Cards, release
 
 
 def _number(values: Mapping[str, Value], key: str, default: int = 1) -> int:
-    found = values.get(key, default)
-    return found if isinstance(found, int) and not isinstance(found, bool) else default
+    """The whole number of supervised training's own key. Raises: BadInput for a word, in the words of the rules."""
+    found = values.get(key)
+    if found is None:
+        return default
+    if isinstance(found, int) and not isinstance(found, bool):
+        return found
+    says = Message("preflight_rules.number", {"key": key, "text": str(found), "takes": f"{min(default, 1)} <= x"})
+    raise BadInput(Message("launch.not-run", {"what": (says,)}))
 
 
 def _sft_sizes(values: Mapping[str, Value]) -> Sizes:
@@ -145,7 +156,7 @@ def _of_rl(job: Job, values: Mapping[str, Value]) -> dict[str, Value]:
             sizes.reference_micro_batch or scoring,
         ),
     )
-    found |= {key: size for key, dynamic, size in micro if key in values or not values.get(dynamic)}
+    found |= {key: size for key, dynamic, size in micro if values.get(key) is not None or not values.get(dynamic)}
     if job.engine != "fsdp" or f"{_A}.strategy" in values:
         found[f"{_A}.strategy"] = job.engine
     if sizes.max_model_len is not None:
