@@ -276,6 +276,14 @@ def test_what_is_not_the_number_that_a_key_takes_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_node_has_no_more_cards_than_its_hardware_allows(render: Any) -> None:
+    words = ("--for", "verl", "--hardware", "a3", "--cann", "8.5.0", "--cards-per-node")
+    code, document = render(*words, "32")
+    says_so = sentence("launch_roll.no-such-node", value=32, hardware="a3", most=16)
+    assert code == 2 and document["error"]["message"] == says_so
+    assert render(*words, "16")[0] == 0
+
+
 def test_null_stays_where_verl_takes_it(render: Any, tmp_path: Path) -> None:
     words = (f"{_ACTOR}.use_dynamic_bsz=True", f"{_ACTOR}.ppo_micro_batch_size_per_gpu=null")
     assert render("--for", "verl", *words)[0] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,12 @@ def test_a_default_that_points_elsewhere_has_the_value_that_stands_there(
 ) -> None:
     found = launch(*words, release="0.9.1")
     assert value(found, f"{ACTOR}.fsdp_config.entropy_from_logits_with_chunking") is expected
+
+
+@pytest.mark.parametrize(("cards", "is_said"), [(16, False), (32, True)])
+def test_no_node_has_more_cards_than_its_hardware_allows(cards: int, is_said: bool) -> None:
+    found = replace(launch(f"trainer.n_gpus_per_node={cards}"), machine=Machine(hardware="a3"))
+    assert ("preflight.cards-machine" in {each.check for each in examine(found)}) is is_said
 
 
 def test_a_mini_batch_that_can_be_dealt_out_stays_though_it_does_not_divide_the_batch() -> None:

@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import CannotTell
+from npuenv.matrix import load_matrix
 from npuenv.preflight.memory import find_model
 from npuenv.preflight.rules.base import (
     KEEP,
@@ -47,6 +48,11 @@ _BUNDLES = "alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundl
 _POOL = "verl: the resource pool waits for cards without a limit (notes of runs with 0.7.1)"
 _ROLL_PARALLEL = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
 _ON_CARDS = ("actor_train", "actor_infer")
+
+
+def most_cards(hardware: str | None) -> int | None:
+    """The most cards that a node of that hardware has; None where that is not known."""
+    return next((row.most for row in load_matrix().container_cards if row.hardware == hardware), None)
 
 
 def mapping_of(written_value: object) -> tuple[int, ...] | None:
@@ -193,7 +199,8 @@ def _device_missing(launch: Launch) -> Iterator[Problem]:
 
 @rule("cards-machine", "verl", source=_POOL)
 def _cards_machine(launch: Launch) -> Iterator[Problem]:
-    there = {"n_gpus_per_node": launch.machine.cards_per_node, "nnodes": launch.machine.nodes}
+    machine = launch.machine
+    there = {"n_gpus_per_node": machine.cards_per_node or most_cards(machine.hardware), "nnodes": machine.nodes}
     pools = ("trainer", "rollout") if generates_apart(launch) else ("trainer",)
     for pool, (name, most) in itertools.product(pools, there.items()):
         key = f"{pool}.{name}"
@@ -208,7 +215,8 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
 
 @rule("cards-machine", "roll", source=_BUNDLES)
 def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
-    key, there = "num_gpus_per_node", launch.machine.cards_per_node
+    machine = launch.machine
+    key, there = "num_gpus_per_node", machine.cards_per_node or most_cards(machine.hardware)
     requested = whole(launch, key)
     if any(_device_beyond(launch)):
         return  # the mappings are for a bigger machine, and that has been said

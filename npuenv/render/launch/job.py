@@ -23,6 +23,7 @@ from npuenv.preflight.launch import Launch, LaunchSetting, Machine
 from npuenv.preflight.memory.types import Cards, Estimate, Job, Placement, read_cards, written_cards
 from npuenv.preflight.reading import read_text, read_words
 from npuenv.preflight.rules import RULES, examine
+from npuenv.preflight.rules.cards import most_cards
 from npuenv.render.files import UNSAFE_IN_YAML, plain
 from npuenv.render.variables import render_ray
 
@@ -88,8 +89,13 @@ def cards_of(asked: LaunchOptions, stack: Stack, published: Cards) -> Cards:
     if asked.card_memory_gib is not None and not 0 < asked.card_memory_gib < 4096:
         args = {"value": json.dumps(asked.card_memory_gib)}
         raise BadInput(Message("launch_roll.no-memory", args))
+    hardware = stack.platform.hardware or published.hardware
+    most = most_cards(hardware)
+    if most and asked.cards_per_node and asked.cards_per_node > most:
+        beyond = {"value": asked.cards_per_node, "hardware": hardware, "most": most}
+        raise BadInput(Message("launch_roll.no-such-node", beyond), Message("launch_roll.no-such-node-hint"))
     return Cards(
-        hardware=stack.platform.hardware or published.hardware,
+        hardware=hardware,
         per_node=asked.cards_per_node or min(published.per_node, asked.cards_of_host or published.per_node),
         nodes=asked.nodes or published.nodes,
         memory_gib=asked.card_memory_gib or published.memory_gib,
