@@ -93,6 +93,13 @@ def test_a_message_inside_a_message_is_said_in_the_same_language() -> None:
 HOSTILE = "\x1b]0;x\x07\x1b[2J\x9b31m\u202etxt\u2066\u200b\ud800\x00\x7f\r\n\t\u2028"
 
 
+@pytest.mark.parametrize(("lang", "between"), [("en", " "), ("zh", "")])
+def test_sentences_follow_each_other_without_a_comma(lang: str, between: str) -> None:
+    sentences = [Message("preflight_rules.number", {"key": key, "text": "x", "takes": "x"}) for key in ("n", "m")]
+    first, second = (say(each, lang) for each in sentences)
+    assert say(Message("launch.not-run", {"what": tuple(sentences)}), lang).endswith(f"{first}{between}{second}")
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_no_argument_of_any_message_paints_moves_or_hides_anything(lang: str) -> None:
     kinds: list[object] = [HOSTILE, Path(HOSTILE), (HOSTILE, Message("cli.error", {"message": HOSTILE}))]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.documents import folder_of, load_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 LANGUAGES = ("en", "zh")
@@ -26,7 +26,8 @@ LANGUAGES = ("en", "zh")
 class Message:
     """A sentence to be said later: `key` is `area.name` in the catalogues, `args` fill its placeholders.
 
-    An argument may be a string, a number, a Message (said in the same language) or a tuple of those (joined by commas).
+    An argument may be a string, a number, a Message (said in the same language) or a tuple of those (joined by commas,
+    whole sentences without).
     A string may come from anywhere: it is said on one line and without control characters.
     """
 
@@ -55,8 +56,14 @@ def _plain(value: object, lang: str) -> object:
     if isinstance(value, Message):
         return say(value, lang)
     if isinstance(value, (tuple, list)):
-        return ("、" if lang == "zh" else ", ").join(str(_plain(item, lang)) for item in value)
+        return _joined([str(_plain(item, lang)) for item in value], value, lang)
     return value if isinstance(value, (int, float)) else clean(value if isinstance(value, str) else str(value))
+
+
+def _joined(texts: Sequence[str], items: Sequence[object], lang: str) -> str:
+    comma, space = ("、", "") if lang == "zh" else (", ", " ")
+    ends = [isinstance(item, Message) and text.endswith((".", "。")) for item, text in zip(items, texts, strict=True)]
+    return "".join(text + (space if is_end else comma) for text, is_end in zip(texts[:-1], ends)) + "".join(texts[-1:])
 
 
 @functools.cache
