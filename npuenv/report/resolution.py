@@ -224,7 +224,8 @@ def _show_notes(stack: Stack, lines: Lines) -> None:
 def _show_conflict(conflict: Conflict, lines: Lines) -> None:
     import shlex
 
-    lines.line(lines.word("conflict-title"), style="bold")
+    title = "conflict-title" if len(conflict.clashes) > 1 else "conflict-title-one"
+    lines.line(lines.word(title), style="bold")
     for number, clash in enumerate(conflict.clashes, 1):
         lines.line(f"{number}. {lines.say(clash.says)}", 2)
         source = clash.source if clash.rule == "request" else f"{clash.rule} · {clash.source}"

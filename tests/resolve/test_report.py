@@ -14,6 +14,7 @@ from npuenv.matrix.release_stacks import all_recipes
 from npuenv.report.resolution import as_json, show, show_table
 from npuenv.resolve import published, published_requests, resolve
 from npuenv.resolve.types import Conflict, Request, Stack
+from tests.support.sentences import says
 
 MATRIX = load_matrix()
 _LACKING = {recipe.id for recipe in all_recipes(MATRIX) if recipe.lacks}
@@ -76,6 +77,13 @@ def test_conflict_prints_clashes_and_commands(lang: str) -> None:
     assert "cann.9.1.0" in text
     for way in conflict.ways_out:
         assert " ".join(way.command) in text
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_conflict_of_one_requirement_speaks_of_one(lang: str) -> None:
+    conflict = resolve(Request(framework="verl", as_of="2020-01-01"), MATRIX)
+    assert isinstance(conflict, Conflict)
+    assert says(printed(conflict, lang, width=200), "stack.conflict-title-one", lang)
 
 
 def test_markup_in_data_is_printed_as_it_is() -> None:
