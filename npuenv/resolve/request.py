@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 _MORE_SYSTEMS = ("ubuntu20.04", "ubuntu24.04", "debian12", "openeuler22.03", "openeuler24.03")
 _MOST_NAMED = 8
 _MISSPELT = 0.8  # "tensordct" is 0.95 like tensordict, "flask" 0.6 like its nearest
+_LEADING_V = re.compile(r"^\s*[vV](?=\d)")  # as in a tag
+_OLDEST_DRIVER = 20  # drivers are numbered by year; CANN has never come near
 _OWN_OPTION = {"cann": "--cann", "python": "--python", "driver": "--driver"}
 
 
@@ -49,7 +52,7 @@ def checked(request: Request, matrix: Matrix) -> Request:
 
 def in_normal_form(request: Request, matrix: Matrix) -> Request:
     """Like `checked`, but accepts a request without any field."""
-    request = _with_release(request, matrix)
+    request = _without_v(_with_release(request, matrix))
     if request.stack in FRAMEWORKS and request.stack not in stack_names(matrix):
         raise BadInput(
             Message("resolve.stack-is-framework", {"name": request.stack}),
@@ -68,8 +71,7 @@ def in_normal_form(request: Request, matrix: Matrix) -> Request:
     if request.os is not None:
         systems = {name for row in matrix.images for name in row.os} | set(_MORE_SYSTEMS)
         request = replace(request, os=_one_of(request.os, sorted(systems), "os"))
-    if request.driver is not None:
-        versions.driver(request.driver)
+    _check_driver(request)
     _check_pins(request, matrix)
     return request
 
@@ -189,6 +191,23 @@ def _known_hardware(name: str | None, matrix: Matrix) -> str | None:
 def _minor_python(text: str | None) -> str | None:
     """The minor version: `3.11.14` gives 3.11, because wheels do not depend on the patch release."""
     return ".".join(text.strip().split(".")[:2]) if text is not None else None
+
+
+def _without_v(request: Request) -> Request:
+    """The request without the `v` that tags put before a version: `v8.5.0` gives 8.5.0."""
+    texts = {name: getattr(request, name) for name in ("cann", "driver", "python")}
+    bare: dict[str, Any] = {name: _LEADING_V.sub("", text) for name, text in texts.items() if text is not None}
+    return replace(request, **bare, pins={name: _LEADING_V.sub("", text) for name, text in request.pins.items()})
+
+
+def _check_driver(request: Request) -> None:
+    """Refuses a driver that is none, or a CANN version where the user typed it. Raises: BadInput."""
+    if request.driver is None:
+        return
+    major = versions.driver(request.driver).series[0]
+    if major < _OLDEST_DRIVER and "driver" not in request.origins:
+        args = {"driver": request.driver}
+        raise BadInput(Message("resolve.driver-is-cann", args), Message("resolve.hint-driver-is-cann", args))
 
 
 def _known_cann(text: str | None, matrix: Matrix) -> str | None:

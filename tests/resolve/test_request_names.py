@@ -43,6 +43,23 @@ def test_no_word_is_of_two_generations_and_none_changes_what_is_read_from_a_mach
     assert refused.value.message.key == "resolve.hardware-not-accepted"
 
 
+def test_leading_v_of_a_tag_is_no_part_of_a_version() -> None:
+    tagged = Request(
+        framework="verl", cann="v8.5.0", driver=" V25.5.1", python="v3.11.4", pins={"numpy": "v1.26.4", "ray": "2.48.0"}
+    )
+    plain = Request(
+        framework="verl", cann="8.5.0", driver="25.5.1", python="3.11", pins={"numpy": "1.26.4", "ray": "2.48.0"}
+    )
+    assert in_normal_form(tagged, MATRIX) == plain
+    with pytest.raises(BadInput):
+        in_normal_form(Request(framework="verl", cann="version 8.5.0"), MATRIX)
+
+
+def test_what_a_host_says_of_its_driver_is_not_refused() -> None:
+    read = Request(framework="verl", driver="1.0.10", origins={"driver": "version.info"})
+    assert in_normal_form(read, MATRIX) == read
+
+
 def test_every_release_of_verl_has_a_stack_or_is_said_to_have_none() -> None:
     stacks = {recipe.release for recipe in MATRIX.recipes if recipe.framework == "verl"}
     without = [each for each in known_releases("verl") if each not in stacks]
