@@ -30,7 +30,7 @@ _TABLES = (
     "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_packages",
     "cann_files", "wheel_hashes", "probes", "models", "model_types", "container_places", "container_cards",
     "roll_releases", "roll_recipes", "launch_recipes", "launch_keys", "upstream", "runs", "image_digests",
-    "chip_wheels",
+    "chip_wheels", "requires_python",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")

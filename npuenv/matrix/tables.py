@@ -60,6 +60,7 @@ class Matrix:
     limits: Table[rows.Limit] = Table("Limit")
     # As `limits`, for what is installed already: releases that no stack would choose any more.
     clashes: Table[rows.Limit] = Table("Limit")
+    requires_python: Table[rows.RequiresPython] = Table("RequiresPython")
     npu_faults: Table[rows.NpuFault] = Table("NpuFault")  # from harmless to hopeless
     systems: Table[rows.System] = Table("System")
     system_packages: Table[rows.SystemPackage] = Table("SystemPackage")

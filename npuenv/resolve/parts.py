@@ -144,6 +144,8 @@ def notes(
     yield from _chip_wheel_notes(sources)
     if candidate.os not in recipe.os:
         yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
+    if candidate.python not in recipe.python:
+        yield Message("resolve.note-other-python", {"python": candidate.python, "has": recipe.python})
     yield from _driver_notes(candidate, matrix)
 
 

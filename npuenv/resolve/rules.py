@@ -73,8 +73,9 @@ def matrix_conflicts(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         yield _clash(recipe, "resolve.stack-lacks", stack=recipe.id, lacks=recipe.lacks)
         return
     of_platform = (_belongs, _system, _cann, _driver)
-    of_packages = (_torch_npu, _companions, _vllm_ascend, _built, _triton_ascend, _ranges, _limits, _unsupported)
-    for rule in (*of_platform, *of_packages):
+    of_packages = (_torch_npu, _companions, _pythons, _vllm_ascend, _built, _triton_ascend)
+    of_versions = (_ranges, _limits, _unsupported)
+    for rule in (*of_platform, *of_packages, *of_versions):
         yield from rule(candidate, matrix)
 
 
@@ -326,6 +327,17 @@ def _limits(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
             yield _clash(row, "resolve.limit", when=row.when, needs=row.needs, version=version, why=why)
 
 
+def _pythons(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    """The Pythons that pinned packages state, where the recipe's publisher did not use the candidate's."""
+    python = candidate.python
+    for row in matrix.requires_python if python not in candidate.recipe.python else ():
+        name = versions.requirement_name(row.package)
+        version = candidate.versions.get(name)
+        is_one = version is not None and versions.accepts(row.package.removeprefix(name), version)
+        if is_one and not versions.accepts(row.python, python):
+            yield _clash(row, "resolve.package-python", package=name, version=version, needs=row.python, python=python)
+
+
 def _unsupported(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     recipe = candidate.recipe
     for row in matrix.unsupported if recipe.hardware else ():
@@ -356,6 +368,7 @@ _RELAXABLE_BY = {
     "resolve.no-row": ("pin",),
     "resolve.vllm-pair": ("pin",),
     "resolve.vllm-ascend-python": ("python", "pin"),
+    "resolve.package-python": ("python", "pin"),
     "resolve.requires": ("pin", "python"),
     "resolve.triton-hardware": ("hardware", "pin"),
     "resolve.limit": ("pin", "python"),

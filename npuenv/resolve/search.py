@@ -286,7 +286,7 @@ OF_ALL_STACKS = {
     "resolve.stack-package": ("package",),
 }
 # Clashes with a Python or with a package version that each stack has by a rule of its own.
-_ABOUT_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.stack-python")
+_ABOUT_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.package-python", "resolve.stack-python")
 _ABOUT_VERSION = ("resolve.requires", "resolve.torch-npu-torch")
 
 

@@ -218,7 +218,8 @@ def test_every_sentence_a_row_names_is_in_the_catalogue(lang: str) -> None:
 
 
 def test_every_row_has_a_source_and_a_date() -> None:
-    for name in ("hardware", "cann", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "built", "images"):
+    names = ("hardware", "cann", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "built", "images")
+    for name in (*names, "requires_python"):
         for row in getattr(MATRIX, name):
             assert row.source, row.id
             assert row.seen[:2] == "20", row.id

@@ -22,8 +22,8 @@ _SUBJECTS = {
     "launch": "Bound Choice ContainerCards ContainerPlace LaunchKey LaunchRecipe MovedKey RefusedValue"
     " RollDeparture RollRecipe RollRelease",
     "machine": "Cann CannFile Hardware Image ImageDigest Index NpuFault Probe Setting System SystemPackage Variable",
-    "packages": "Built ChipWheel Companion Contradiction Limit PublicRun ReleaseImage TorchNpu TritonAscend"
-    " Unsupported VllmAscend WheelHash",
+    "packages": "Built ChipWheel Companion Contradiction Limit PublicRun ReleaseImage RequiresPython TorchNpu"
+    " TritonAscend Unsupported VllmAscend WheelHash",
     "recipes": "Dispute ModelShape ModelType Recipe RecipeGit RecipeOverride RecipePin RecipeRange RecipeStep Upstream",
 }
 

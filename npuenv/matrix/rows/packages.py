@@ -192,6 +192,14 @@ class Limit(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class RequiresPython(Row):
+    """The Pythons that releases of a package state, which a stack's Python must be one of."""
+
+    package: str  # with the specifier of its releases
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
 class Contradiction(Row):
     """Two sources that contradict each other about rows of the matrix: both, and which one the rows follow."""
 
