@@ -224,16 +224,13 @@ def _leftovers(context: Context, found: Processes) -> CheckResult:
     if not stale:
         return ok("machine.leftovers-ok")
     pids = tuple(process.pid for process in stale)
-    # The parent of a zombie process has to end: the zombie ignores signals.
-    ends = dict.fromkeys(str(item.parent if item.is_half_dead and item.parent > 1 else item.pid) for item in stale)
-    fix = fix_for("machine.leftovers", ("kill", *ends), is_dangerous=True)
-    return warn("machine.leftovers-warn", *map(line_of, stale[:6]), fix=fix, pids=pids, count=len(pids))
+    fix = fix_for("machine.leftovers", ("kill", *map(str, pids)), is_dangerous=True)
+    says = "machine.leftovers-warn" if len(pids) > 1 else "machine.leftover-warn"
+    return warn(says, *map(line_of, stale[:6]), fix=fix, pids=pids, count=len(pids))
 
 
 def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     """`is_noted`: the session knows of a cluster, so that a node of it may be needed."""
-    if process.is_half_dead:
-        return True
     if process.is_zombie or process.parent != 1:
         return False
     if process.name in _RAY_SERVERS:
@@ -249,13 +246,14 @@ def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
 
 @given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
 def _zombies(_: Context, found: Processes) -> CheckResult:
-    dead = [process for process in found.ours if process.is_zombie and not process.is_half_dead]
+    dead = [process for process in found.ours if process.is_zombie]
     unreaped = [process for process in dead if process.parent == 1]
     if not unreaped and len(dead) < _ZOMBIES_MANY:
         return ok("machine.zombies-ok")
     shown = unreaped or dead
-    says = {"count": len(shown), "parents": tuple(dict.fromkeys(process.parent for process in shown))}
-    return warn("machine.zombies-warn", *map(line_of, shown[:6]), fix="machine.zombies", **says)
+    args = {"count": len(shown), "parents": tuple(dict.fromkeys(process.parent for process in shown))}
+    says = "machine.zombies-warn" if len(shown) > 1 else "machine.zombie-warn"
+    return warn(says, *map(line_of, shown[:6]), fix="machine.zombies", **args)
 
 
 def _home(context: Context) -> CheckResult:
