@@ -12,6 +12,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.host.addresses import ADDRESS, addresses_of, is_large, is_private, is_version, small_addresses
 from npuenv.host.secrets import (
     CACHE_SIZE,
     SECRET,
@@ -75,17 +76,8 @@ _SERIAL = re.compile(
     r"(?i)(\bserial[ _-]*(?:number|num|no)[\"']?\s*[:=]\s*[\"']?|[\"']sn[\"']\s*:\s*[\"'])([A-Za-z0-9][\w-]{3,})"
 )
 _SERIAL_STAND_IN = re.compile(r"serial[0-9]+|unavailable|none|null|unknown", re.IGNORECASE)
-_PART = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_ADDRESS = re.compile(rf"(?<![\w.-])({_PART}(?:\.{_PART}){{3}})(?!\.?[\w]|-[\w])")
-# Four small numbers with dots are a version unless they are in the position of an address.
-_ADDRESS_BEFORE = re.compile(
-    r"(?i)(?:://|@|\b(?:inet|ip|ipaddr|ip_address|address|addr|host|server|gateway|from|to|via)"
-    r"[ \t]*[=:]?[ \t]*[\"'\[(]?)$"
-)
-_ADDRESS_AFTER = re.compile(r":[0-9]{2,5}\b|/[0-9]{1,2}\b")
 # IPv6: global unicast addresses begin with a 2 or a 3.
 _ADDRESS_6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]+(?![\w])")
-_VERSION_OCTETS_BELOW = 100  # no part of a version of these tools is as large
 _STAND_IN = re.compile(r"user[0-9]+|host[0-9]+")
 _STAND_IN_NETS = ("203.0.113", "198.51.100")  # RFC 5737: documentation addresses
 _STAND_IN_NET_6, _MOST_6 = "2001:db8::", 0xFFFF  # RFC 3849: the same
@@ -147,6 +139,7 @@ class Redactor:
         self._ordered: tuple[tuple[str, str], ...] = ()  # the same, longest name first
         self._anywhere: set[str] = set()  # names that are replaced at every word boundary
         self._secrets: set[str] = set()
+        self._small: set[str] = set()  # addresses that could be versions, private ones included
         self._addresses: dict[str, str] = {}  # public address -> stand-in
         self._addresses_6: dict[str, str] = {}  # the same of IP version 6
         self._serials: dict[str, str] = {}
@@ -162,8 +155,9 @@ class Redactor:
         elif home.count("/") > 1:
             self.learn_user(home.rpartition("/")[2])
         for name in ("HOSTNAME", "HOST", "NODE_NAME", "SLURMD_NODENAME", "MASTER_ADDR", "POD_NAME"):
-            if not _ADDRESS.fullmatch(environ.get(name, "")):
+            if not ADDRESS.fullmatch(environ.get(name, "")):
                 self.learn_host(environ.get(name, ""))
+        self._small |= addresses_of(environ)
         for name, value in environ.items():
             # A path to a secret is not secret, and hiding it everywhere would hide its folder.
             if _SECRET_VARIABLE.search(name) and len(value) >= 6 and not value.startswith(("/", "~")):
@@ -203,7 +197,8 @@ class Redactor:
             text = _GECOS.sub(r"\1", text)
         text = self._without_serials(text)
         if text.count(".") >= 3:
-            text = _ADDRESS.sub(self._for_address, text)
+            self._small = small_addresses(text, self._small)
+            text = ADDRESS.sub(self._for_address, text)
         if ":" in text:
             text = _ADDRESS_6.sub(self._for_address_6, text)
         return unlined(self._replace_names(text))
@@ -244,7 +239,7 @@ class Redactor:
 
     def _for_address(self, found: re.Match[str]) -> str:
         address = found.group(1)
-        if _is_private(address) or not _is_address(found):
+        if is_private(address) or (not is_large(address) and (address not in self._small or is_version(found))):
             return address
         net, end = divmod(len(self._addresses), 254)
         if address not in self._addresses and net >= len(_STAND_IN_NETS):
@@ -292,19 +287,6 @@ def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])")
 
 
-def _is_private(address: str) -> bool:
-    """Whether an address identifies nobody: private, local, documentation, multicast."""
-    first, second, third, _ = (int(part) for part in address.split("."))
-    return (
-        first in (0, 10, 127)
-        or first >= 224
-        or (first, second) in ((192, 168), (169, 254))
-        or (first == 172 and 16 <= second < 32)
-        or (first == 100 and 64 <= second < 128)
-        or (first, second, third) in ((192, 0, 2), (198, 51, 100), (203, 0, 113))
-    )
-
-
 def _public_6(text: str) -> str:
     """An IPv6 address in its usual notation; "" for a documentation address, and for an invalid one."""
     import ipaddress
@@ -314,15 +296,6 @@ def _public_6(text: str) -> str:
     except ValueError:
         return ""
     return "" if any(address in ipaddress.ip_network(net) for net in ("2001:db8::/32", "3fff::/20")) else str(address)
-
-
-def _is_address(found: re.Match[str]) -> bool:
-    """Whether four numbers are an address and not a version such as 22.0.4.1."""
-    if any(int(part) >= _VERSION_OCTETS_BELOW for part in found.group(1).split(".")):
-        return True
-    before = found.string[max(found.start() - 24, 0) : found.start()]
-    after = found.string[found.end() : found.end() + 7]
-    return bool(_ADDRESS_BEFORE.search(before) or _ADDRESS_AFTER.match(after))
 
 
 def redact_text(text: str) -> str:

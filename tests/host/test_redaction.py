@@ -123,6 +123,57 @@ def test_the_same_public_address_always_gets_the_same_stand_in_and_private_ones_
     assert clean == f"203.0.113.1:6379 and 203.0.113.2:22, again 203.0.113.1; {private}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MASTER_ADDR={}",
+        'export VLLM_HOST_IP="{}"',
+        "no_proxy=localhost,127.0.0.1,{}",
+        '"device_ip": "{}", "rank_id": "0"',
+        "default via {} dev eth0",
+        "inet {} brd 8.8.8.255",
+        "dist_init_method tcp://{}",
+        "Connection refused: [{}]",
+        "EI0006: Getting socket times out 39.100.2.3 {}",
+        "Timed out wait link establish {}",
+        "{} gpu-07 gpu-07.example.com",
+        "{} 10.0.0.7",
+        "localIp[{}], the driver's version is 24.1.0.3",
+        "listens on ({}:22)",
+    ],
+)
+@pytest.mark.parametrize("address", ["47.92.3.4", "52.1.2.3", "8.8.8.8", "1.2.3.4", "9.9.9.9"])
+def test_an_address_of_small_numbers_is_told_from_a_version_by_what_stands_around(text: str, address: str) -> None:
+    clean = redact_text(text.format(address))
+    assert address not in clean and "203.0.113." in clean
+    assert ("24.1.0.3" in clean) == ("24.1.0.3" in text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "driver 24.1.0.3",
+        "CANN 8.0.0.1",
+        "connected to NPU 0, Software Version: 1.2.3.4",
+        "torch==1.2.3.4 on host node1",
+        "upgraded the driver of the host from 22.0.4.1 to 24.1.0.3",
+        '"networkx": "3.4.2", "ninja": "1.11.1.4"',
+        "websockets       13.0.1.2",
+        "1.2.3.4",
+    ],
+)
+def test_a_version_of_four_numbers_stays(text: str) -> None:
+    assert redact_text(text) == text
+
+
+def test_an_address_that_one_place_shows_is_replaced_in_all_but_versions() -> None:
+    redactor = Redactor()
+    redactor.see_environ({"MASTER_ADDR": "47.92.3.4", "NO_PROXY": "localhost,8.8.8.8"})
+    assert redactor.environ({"MASTER_ADDR": "47.92.3.4"}) == {"MASTER_ADDR": "203.0.113.1"}
+    assert redactor.text("8.8.8.8\nversion 8.8.8.8") == "203.0.113.2\nversion 8.8.8.8"
+    assert redact_text("1.2.3.4 failed\nping 1.2.3.4") == "203.0.113.1 failed\nping 203.0.113.1"
+
+
 def test_public_addresses_of_version_6_get_stand_ins_and_those_of_one_network_stay() -> None:
     text = (
         "inet6 2409:8a00:1::5/64\nhttp://[2409:8A00:1:0::5]:8080/ from 240e:0:0:0:1:2:3:4: refused\nvia 2001:4860::\n"
