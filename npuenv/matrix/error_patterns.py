@@ -73,6 +73,13 @@ class CauseRow(Row):
     expect: Mapping[str, str] = field(default_factory=dict)  # what `check` shows then
     texts: tuple[str, ...] = ()  # the `patterns` of one row more
     confidence: float = 0.8  # of that row
+    other_fix: Mapping[str, str] = field(default_factory=dict)  # the fix where the quoted line has one of `other_texts`
+    other_texts: tuple[str, ...] = ()  # parts of a line, without `*`; case does not count
+
+    def fix_for(self, line: str) -> Mapping[str, str]:
+        """The sentences of the fix for the line that is quoted."""
+        lowered = line.lower()
+        return self.other_fix if any(text.lower() in lowered for text in self.other_texts) else self.fix
 
     def as_patterns(self) -> Iterator[ErrorPattern]:
         """The row of its own texts, if it has any."""

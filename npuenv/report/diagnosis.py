@@ -68,7 +68,7 @@ def _cause_json(cause: Cause, lang: str) -> dict[str, Any]:
         "line": cause.line.shown,
         "line_number": cause.line.number,
         "fix": {
-            "says": row.fix[lang],
+            "says": row.fix_for(cause.line.text)[lang],
             "commands": [list(argv) for argv in cause.commands or row.commands],
             "dangerous": row.is_dangerous,
         },
@@ -140,7 +140,7 @@ def _causes(diagnosis: Diagnosis, lang: str) -> Iterator[Said]:
 def _cure(cause: Cause, lang: str, *, is_first: bool) -> Iterator[Said]:
     row = load_error_patterns().causes[cause.id]
     key = "fix-dangerous" if row.is_dangerous else "fix"
-    yield Said(2, _say(key, lang, says=row.fix[lang]))
+    yield Said(2, _say(key, lang, says=row.fix_for(cause.line.text)[lang]))
     if is_first:
         for argv in cause.commands or row.commands:
             yield Said(3, f"$ {_shell_line(argv)}", "bold")

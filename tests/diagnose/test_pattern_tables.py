@@ -42,6 +42,7 @@ def test_ids_are_unique() -> None:
 def test_every_id_has_its_sentences(lang: str) -> None:
     for cause in PATTERNS.causes.values():
         texts = [cause.says, cause.fix, *([cause.expect] if cause.check else [])]
+        texts += [cause.other_fix] if cause.other_texts else []
         assert all(text[lang] for text in texts), cause.id
     assert all(row.expect[lang] for row in PATTERNS.discriminators)
     prefixes = {"noise": "seen", "not-environment": "not"}
@@ -55,6 +56,12 @@ def test_rows_and_separations_name_known_causes() -> None:
         assert row.kind != "cause" or row.cause in PATTERNS.causes, row.id
     for pair in PATTERNS.discriminators:
         assert {pair.one, pair.other} <= {*PATTERNS.causes}, pair.id
+
+
+def test_a_fix_for_some_lines_is_for_lines_that_rows_find() -> None:
+    for cause in PATTERNS.causes.values():
+        found = "\n".join(text for row in PATTERNS.rows if row.cause == cause.id for text in row.patterns)
+        assert [text for text in cause.other_texts if text not in found] == [], cause.id
 
 
 def test_every_cause_has_a_row() -> None:
