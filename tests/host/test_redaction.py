@@ -138,7 +138,7 @@ def test_the_same_public_address_always_gets_the_same_stand_in_and_private_ones_
         "Timed out wait link establish {}",
         "{} gpu-07 gpu-07.example.com",
         "{} 10.0.0.7",
-        "localIp[{}], the driver's version is 24.1.0.3",
+        "localIp[{}], driver[24.1.0.3]",
         "listens on ({}:22)",
     ],
 )
@@ -156,7 +156,7 @@ def test_an_address_of_small_numbers_is_told_from_a_version_by_what_stands_aroun
         "CANN 8.0.0.1",
         "connected to NPU 0, Software Version: 1.2.3.4",
         "torch==1.2.3.4 on host node1",
-        "upgraded the driver of the host from 22.0.4.1 to 24.1.0.3",
+        "host7: upgrade from 22.0.4.1 to 24.1.0.3",
         '"networkx": "3.4.2", "ninja": "1.11.1.4"',
         "websockets       13.0.1.2",
         "1.2.3.4",
