@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -331,7 +333,23 @@ def to_packed(x_BND: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
 
 def mix_small(queries: Tensor, keys: Tensor, values: Tensor, layout: Layout, *, is_last: bool) -> Tensor:
     """As `mix_large`, of few scores."""
-    queries, keys, values = factors(queries.flatten(1, 2), keys, values)
+    with saved_narrow(keys):
+        queries, keys, values = factors(queries.flatten(1, 2), keys, values)
+        return _mix_small(queries, keys, values, layout, is_last=is_last)
+
+
+def saved_narrow(x: Tensor) -> AbstractContextManager[object]:
+    """Products of x that are computed in float32 are kept for the way back in the dtype of x."""
+    if not is_widened(x):
+        return nullcontext()
+    return saved_tensors_hooks(
+        lambda kept: kept.to(x.dtype) if kept.dtype == torch.float32 else kept,
+        lambda kept: kept.float() if kept.dtype == x.dtype else kept,
+    )
+
+
+def _mix_small(queries: Tensor, keys: Tensor, values: Tensor, layout: Layout, *, is_last: bool) -> Tensor:
+    """From queries [N, K * R, D]."""
     kv_heads, cut = keys.shape[1], layout.num_prompt_tokens
     length, repeats = layout.prompts.shape[1], queries.shape[1] // kv_heads
     (p_keys, a_keys), (p_values, a_values) = (torch.split(each, [cut, len(each) - cut]) for each in (keys, values))

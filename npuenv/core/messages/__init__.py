@@ -62,7 +62,7 @@ def _plain(value: object, lang: str) -> object:
 
 def _joined(texts: Sequence[str], items: Sequence[object], lang: str) -> str:
     comma, space = ("、", "") if lang == "zh" else (", ", " ")
-    ends = [isinstance(item, Message) and text.endswith((".", "。")) for item, text in zip(items, texts, strict=True)]
+    ends = [isinstance(item, Message) and text.endswith((".", "。")) for item, text in zip(items, texts)]
     return "".join(text + (space if is_end else comma) for text, is_end in zip(texts[:-1], ends)) + "".join(texts[-1:])
 
 
