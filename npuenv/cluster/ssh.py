@@ -35,7 +35,7 @@ class NodeFailure(enum.Enum):
     NOT_FOUND = "not-found"  # the name does not resolve
     NO_PYTHON = "no-python"  # no Python on the node
     TOO_OLD = "too-old"  # the Python is too old for the doctor
-    TIMED_OUT = "timed-out"  # not finished within the limit
+    TIMED_OUT = "timed-out"  # not finished within our own limit; ssh has others, which --limit does not raise
     BROKEN = "broken"  # the connection or the command died
     TOO_MUCH = "too-much"  # too much output
     CLIENT = "client"  # ssh did not start: no such program, or an invalid configuration
@@ -77,8 +77,8 @@ _FAILURES = (
     ),
     (NodeFailure.FORBIDDEN, r"open failed: administratively prohibited"),
     (NodeFailure.UNREACHABLE, r"stdio forwarding failed|open failed: connect failed"),
-    (NodeFailure.TIMED_OUT, r"timed out during banner exchange|Connection to .* port \d+ timed out"),
-    (NodeFailure.TIMED_OUT, r"Timeout, server .* not responding"),
+    (NodeFailure.UNREACHABLE, r"timed out during banner exchange|Connection to .* port \d+ timed out"),
+    (NodeFailure.BROKEN, r"Timeout, server .* not responding"),  # it was connected
 )
 _PATTERNS = tuple((failure, re.compile(text, re.MULTILINE)) for failure, text in _FAILURES)
 _HOST_OF_KEY = re.compile(r"host key (?:is known )?for (?P<place>\S+) (?:and|has)", re.IGNORECASE)

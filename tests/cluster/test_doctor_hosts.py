@@ -50,7 +50,7 @@ SILENT = {
     "denied": ("denied", 3),
     "unknown-key": ("host-key", 3),
     "changed-key": ("host-key-changed", 3),
-    "banner": ("timed-out", 1),
+    "banner": ("unreachable", 1),
     "closed": ("broken", 1),
     "config": ("client", 3),
     "no-python": ("no-python", 3),

@@ -60,7 +60,7 @@ def client(folder: Path, text: str) -> tuple[str, ...]:
         ("denied", NodeFailure.DENIED),
         ("unknown-key", NodeFailure.HOST_KEY),
         ("changed-key", NodeFailure.CHANGED_KEY),
-        ("banner", NodeFailure.TIMED_OUT),
+        ("banner", NodeFailure.UNREACHABLE),
         ("closed", NodeFailure.BROKEN),
         ("config", NodeFailure.CLIENT),
     ],

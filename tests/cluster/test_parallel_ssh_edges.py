@@ -114,6 +114,9 @@ def test_settings_of_the_caller_come_before_ours_because_ssh_takes_the_first() -
         ("ssh: connect to host a port 22: Connection refused\nlost connection", NodeFailure.REFUSED),
         ("a: Connection refused\nlost connection", NodeFailure.REFUSED),
         ("the port said: Connection refused by policy of the house", NodeFailure.BROKEN),
+        ("ssh_dispatch_run_fatal: Connection to 10.0.0.1 port 22: Connection timed out", NodeFailure.UNREACHABLE),
+        ("Connection to 10.0.0.1 port 22 timed out", NodeFailure.UNREACHABLE),
+        ("Timeout, server 10.0.0.1 not responding.", NodeFailure.BROKEN),
     ],
 )
 def test_a_reason_is_found_on_whichever_line_it_stands(text: str, failure: NodeFailure) -> None:
