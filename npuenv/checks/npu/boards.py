@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
 
 from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.core.fact import Evidence, State
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from npuenv.checks.base import CheckResult, Context
+    from npuenv.core.fact import Fact
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu import KernelEvent
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, QueryRefusal, Spod, Topology
     from npuenv.facts.npu.smi import Card, SmiTable
 
 
+T = TypeVar("T")
 # Known if npu-smi failed, absent if it gave a table: a check that reads this fact runs in both cases.
 TABLE = ("npu.smi_trouble",)
 _COUNTED = ("Double Bit Error Count", "Double Bit Isolated Pages Count", "Double Bit Next-Isolated Pages Count")
@@ -80,6 +83,22 @@ def unread_rows(cards: Sequence[Card], has: Callable[[Card], bool]) -> CheckResu
     return unread(blind) if any(map(has, cards)) else None
 
 
+def first_by(fact: Fact[tuple[T, ...]], rank: Callable[[T], int]) -> list[Evidence]:
+    """The lines of a fact with one line for each value, lowest rank first: only the first lines are shown."""
+    pairs = sorted(zip(fact.value or (), fact.evidence), key=lambda pair: rank(pair[0]))
+    return [line for _, line in pairs]
+
+
+def one_of_each(fact: Fact[tuple[T, ...]], part: Callable[[T], object]) -> list[Evidence]:
+    """The lines of a fact with one line for each value: first one line for each different part, and so on."""
+    nth: Counter[object] = Counter()
+    lines: list[tuple[int, Evidence]] = []
+    for value, line in zip(fact.value or (), fact.evidence):
+        lines.append((nth[part(value)], line))
+        nth[part(value)] += 1
+    return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
+
+
 @given(lambda context: context.facts.npu.silent.value, "npu.not-told")
 def _answer(_: Context, silent: tuple[QueryRefusal, ...]) -> CheckResult:
     if not silent:
@@ -116,7 +135,7 @@ def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[C
     """What is wrong with one of the two versions: it differs between cards, or is missing on some."""
     reported = [(str(board.npu), getattr(board, name)) for board in boards]
     versions = tuple(sorted({value for _, value in reported if value}))
-    evidence = context.facts.npu.boards.evidence
+    evidence = one_of_each(context.facts.npu.boards, lambda board: getattr(board, name))
     fix = fix_for("npu.firmware" if name == "firmware" else "npu.driver-reboot")
     if len(versions) > 1:
         yield warn(f"npu.cards-alike-{name}", *evidence, fix=fix, versions=versions)
@@ -168,20 +187,22 @@ def _linked(context: Context, topology: Topology) -> CheckResult:
 @given(lambda context: context.facts.npu.spods.value, "npu.not-told")
 def _in_pod(context: Context, pods: tuple[Spod, ...]) -> CheckResult:
     locations = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
-    evidence = context.facts.npu.spods.evidence
+    fact = context.facts.npu.spods
     outcomes = [
         unread_of(context, "spods"),
         _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
     ]
     if len(locations) > 1:
         servers = tuple(sorted({f"{pod}/{server}" for pod, _, server in locations}))
-        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix="npu.card-pod", servers=servers))
+        lines = one_of_each(fact, lambda pod: (pod.pod, pod.size, pod.server))
+        outcomes.append(fail("npu.cards-pod-differ", *lines, fix="npu.card-pod", servers=servers))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
     if twice:
-        outcomes.append(fail("npu.cards-pod-twice", *evidence, fix="npu.card-pod", numbers=twice))
+        lines = first_by(fact, lambda pod: pod.sdid not in twice)
+        outcomes.append(fail("npu.cards-pod-twice", *lines, fix="npu.card-pod", numbers=twice))
     first = pods[0]
-    well = ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
+    well = ok("npu.cards-pod-ok", *fact.evidence[:1], pod=first.pod, server=first.server, size=first.size)
     return worst(outcomes, otherwise=well)
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn, worst
-from npuenv.checks.npu.boards import TABLE, TOOLS, interface_is_down, unread_of, unread_rows, with_table
+from npuenv.checks.npu.boards import (
+    TABLE,
+    TOOLS,
+    first_by,
+    interface_is_down,
+    one_of_each,
+    unread_of,
+    unread_rows,
+    with_table,
+)
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
@@ -15,6 +25,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.npu import Holder
+    from npuenv.facts.npu.queries import Board
     from npuenv.facts.npu.smi import Card, SmiTable
 
 _FAULTS = (
@@ -139,8 +150,10 @@ def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> 
     action = next((each for each in reversed(_ACTIONS) if each in actions), "unnamed")
     fix = fix_for(f"npu.card-fault-{action}")
     says = fail if action in ("reset", "separate") else warn
-    lines = (*_rows(cards), *context.facts.npu.health.evidence)
-    return says("npu.cards-healthy-codes", *lines, fix=fix, cards=_labels(cards), codes=codes)
+    labels = _labels(cards)
+    answers = first_by(context.facts.npu.health, lambda item: f"{item.npu}.{item.chip}" not in labels)
+    lines = (line for pair in itertools.zip_longest(_rows(cards), answers) for line in pair if line)
+    return says("npu.cards-healthy-codes", *lines, fix=fix, cards=labels, codes=codes)
 
 
 @with_table
@@ -293,14 +306,19 @@ def _one_kind(context: Context, table: SmiTable) -> CheckResult:
     """By the table's names, and by the exact ones if available: the table calls every A3 chip Ascend910."""
     names = {card.name for card in table.cards if card.name}
     chips = context.facts.npu.chips.value or ()
-    exact = {" ".join(filter(None, (chip.chip_name, chip.npu_name))) for chip in chips if chip.chip_name}
+    exact = {_exact_name(chip) for chip in chips if chip.chip_name}
     different = names if len(names) > 1 else exact
     outcomes = [unread_rows(table.cards, lambda card: card.name is not None), unread_of(context, "chips")]
     if len(different) > 1:
-        evidence = context.facts.npu.chips.evidence if different is exact else context.facts.npu.smi.evidence
+        by_chip = different is exact
+        evidence = one_of_each(context.facts.npu.chips, _exact_name) if by_chip else context.facts.npu.smi.evidence
         names_seen = tuple(sorted(different))
         outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix="npu.one-kind", names=names_seen))
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
+
+
+def _exact_name(chip: Board) -> str:
+    return " ".join(filter(None, (chip.chip_name, chip.npu_name)))
 
 
 @with_table
