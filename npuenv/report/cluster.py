@@ -79,7 +79,7 @@ def render(cluster: ClusterReport, page: Page, manner: Manner) -> str:
     for status, says, lines in _nodes(cluster, manner):
         branches = (Branch(((clean(line), "cyan"),)) for line in lines)
         sheet.finding(label_of(status, page, manner.lang), [(clean(says), "")], branches, is_whole=True)
-    for finding, more in gathered(problems(cluster, manner.is_quiet, is_whole=manner.is_verbose)):
+    for finding, more in _problem_rows(cluster, manner):
         _tell(sheet, finding, page, manner)
         for each in more if manner.is_verbose else ():
             _tell(sheet, each, page, manner)
@@ -101,9 +101,19 @@ def problems(cluster: ClusterReport, is_quiet: bool = False, *, is_whole: bool =
 
     What could only not be judged because of another problem of its node is left out, unless all is wanted.
     """
-    statuses = (Status.FAIL, Status.UNKNOWN) if is_quiet else PROBLEMS
     nodes = cluster.nodes if is_whole else [_causes_of(report) for report in cluster.nodes]
-    return in_order(sorted(merge_findings(nodes, statuses), key=lambda each: -len(each.nodes)))
+    return in_order(sorted(merge_findings(nodes, _shown(is_quiet)), key=lambda each: -len(each.nodes)))
+
+
+def _problem_rows(cluster: ClusterReport, manner: Manner) -> list[tuple[Finding, tuple[Finding, ...]]]:
+    """What is wrong on nodes, gathered, and between them, worst first; among equals, what is on nodes first."""
+    rows = gathered(problems(cluster, manner.is_quiet, is_whole=manner.is_verbose))
+    rows += [(finding, ()) for finding in in_order(cluster.agreement) if finding.status in _shown(manner.is_quiet)]
+    return sorted(rows, key=lambda row: WORST_FIRST.index(row[0].status))
+
+
+def _shown(is_quiet: bool) -> Sequence[Status]:
+    return (Status.FAIL, Status.UNKNOWN) if is_quiet else PROBLEMS
 
 
 def _causes_of(report: NodeReport) -> NodeReport:
@@ -239,15 +249,16 @@ def _head(names: str, finding: Finding, says: str, lang: str) -> list[Span]:
 
 
 def _add_agreement(sheet: Plain | Drawn, cluster: ClusterReport, page: Page, manner: Manner) -> None:
+    """What the nodes agree on, or why they were not compared."""
     if cluster.why_no_agreement is not None:
         if not manner.is_quiet:
             sheet.line(label_of(Status.SKIP, page, manner.lang), (say(cluster.why_no_agreement, manner.lang), "dim"))
         return
-    shown = [Status.FAIL, Status.UNKNOWN] if manner.is_quiet else list(Status) if manner.is_verbose else list(PROBLEMS)
-    for finding in in_order(cluster.agreement):
-        if finding.status in shown:
-            _tell(sheet, finding, page, manner)
-    if not manner.is_quiet and not manner.is_verbose:
+    if manner.is_verbose and not manner.is_quiet:
+        for finding in in_order(cluster.agreement):
+            if finding.status not in PROBLEMS:
+                _tell(sheet, finding, page, manner)
+    elif not manner.is_quiet:
         well: list[Message] = [_name_of(finding) for finding in cluster.agreement if finding.status is Status.OK]
         if well:
             if len(well) > _NAMES_AT_MOST:
@@ -296,16 +307,10 @@ def formed(form: str, cluster: ClusterReport, *, lang: str, again: str) -> str:
 
 def _html(cluster: ClusterReport, lang: str, again: str) -> str:
     body = [*_html_head(cluster, lang, again), *_html_nodes(cluster, lang)]
-    found = gathered(problems(cluster))
-    body += [f"<h2>{as_text(say(Message('cluster.html-found'), lang))}</h2>"] if found else []
-    for finding, more in found:
-        body += _html_finding(finding, lang)
-        body += _html_also(more, lang) if more else ()
-    body += [f"<h2>{as_text(say(Message('cluster.between'), lang))}</h2>"]
-    if cluster.why_no_agreement is not None:
-        body.append(f'<p class="dim">{as_text(say(cluster.why_no_agreement, lang))}</p>')
-    for finding in in_order(cluster.agreement):
-        body += _html_finding(finding, lang)
+    found, between = problems(cluster), in_order(cluster.agreement)
+    parts = [(_rank(found), _html_found(found, lang)), (_rank(between), _html_between(cluster, between, lang))]
+    for _, lines in sorted(parts, key=lambda part: part[0]):
+        body += lines
     foot = say(Message("doctor.html-foot", {"version": __version__}), lang)
     body.append(f'<footer class="meta"><p><code>{as_text(again)}</code></p><p>{as_text(foot)}</p></footer>')
     return whole_page(say(Message("cluster.html-title"), lang), "\n".join(body), lang)
@@ -339,6 +344,27 @@ def _html_nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
             yield from (f"<dd><code>{as_text(line)}</code></dd>" for line in lines[len(shown) :])
             yield "</dl></details>"
         yield "</section>"
+
+
+def _rank(findings: Sequence[Finding]) -> int:
+    """How late a section with these stands, by its worst, which is the first."""
+    return WORST_FIRST.index(findings[0].status) if findings else len(WORST_FIRST)
+
+
+def _html_found(found: Sequence[Finding], lang: str) -> Iterator[str]:
+    if found:
+        yield f"<h2>{as_text(say(Message('cluster.html-found'), lang))}</h2>"
+    for finding, more in gathered(found):
+        yield from _html_finding(finding, lang)
+        yield from _html_also(more, lang) if more else ()
+
+
+def _html_between(cluster: ClusterReport, between: Sequence[Finding], lang: str) -> Iterator[str]:
+    yield f"<h2>{as_text(say(Message('cluster.between'), lang))}</h2>"
+    if cluster.why_no_agreement is not None:
+        yield f'<p class="dim">{as_text(say(cluster.why_no_agreement, lang))}</p>'
+    for finding in between:
+        yield from _html_finding(finding, lang)
 
 
 def _html_also(more: Sequence[Finding], lang: str) -> Iterator[str]:

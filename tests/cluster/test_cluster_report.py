@@ -73,6 +73,17 @@ def test_the_page_folds_away_what_many_have_and_begins_with_the_worst(lang: str)
     assert [f"no s{number:02}" in more for number in (2, 3, 8)] == [False, True, True]
 
 
+def test_a_failure_between_nodes_stands_before_what_is_unknown_or_warned_of_on_nodes() -> None:
+    own = tuple(replace(full(at), status=status) for at, status in ((1, Status.UNKNOWN), (2, Status.WARN)))
+    between = (replace(full(3), check="agree.driver"), replace(full(4), check="agree.cann", status=Status.WARN))
+    found = ClusterReport((NodeReport(Node("a", "a"), own, "verl"), NodeReport(Node("b", "b"))), between)
+    page = cluster.formed("html", found, lang="en", again="npuenv doctor")
+    assert page.index("value-3") < page.index("value-1"), "the section with the worst is the first"
+    for is_verbose in (False, True):
+        told = text(found, is_verbose=is_verbose)
+        assert sorted(range(1, 5), key=lambda at: told.index(f"value-{at}\n")) == [3, 1, 2, 4]
+
+
 @pytest.mark.parametrize("use", ["roll", None])
 @pytest.mark.parametrize(
     ("program", "answer", "check", "code"),
