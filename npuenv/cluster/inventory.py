@@ -193,6 +193,8 @@ def _words(line: _Line) -> tuple[list[str], dict[str, str]]:
                 raise line.error("key-twice", key=key)
         elif settings:
             raise line.error("order", word=word)
+        elif patterns and word.lower() in (*_KEYS, *_ALIASES):
+            raise line.error("key-bare", key=word)
         else:
             patterns += _split(word)
     if not patterns:

@@ -32,6 +32,10 @@ def test_a_mark_before_the_first_letter_of_a_file_is_no_part_of_a_name(tmp_path:
     assert [node.name for node in read(str(path)).nodes] == ["head", "node1", "node2"]
 
 
+def test_a_node_can_have_the_name_of_a_key_on_a_line_of_its_own() -> None:
+    assert names("host user=root\ncards,port") == ["host", "cards", "port"]
+
+
 def test_only_a_word_of_its_own_begins_a_comment() -> None:
     (node,) = parse("box python=/opt/a#b #c d", "hosts").nodes
     assert node.python == "/opt/a#b"
