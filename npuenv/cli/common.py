@@ -64,6 +64,13 @@ class HelpfulCommand(click.Command):
             if param.type is click.STRING and _OF_FILES.search(param.metavar or ""):
                 param.type = _File()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # the parser leaves it out where an option lacks its value
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         by_section: dict[str, list[tuple[str, str]]] = {name: [] for name in (OTHERS, *SECTIONS)}
         for param in self.get_params(ctx):
