@@ -51,6 +51,7 @@ def render_launch(
 
 def framework_of(request: Request) -> str:
     """verl or roll: that of the request, else of its stack. Raises BadInput."""
+    _refuse_recipe(request.stack or "")
     if request.framework:
         name = request.framework.partition("==")[0].strip()
         if name not in FRAMEWORKS:
@@ -63,6 +64,15 @@ def framework_of(request: Request) -> str:
     if request.stack and row is None:
         raise unknown(request.stack, (row.id for row in rows), "stack")
     raise BadInput(Message("launch_roll.no-framework"), Message("launch_roll.no-framework-hint"))
+
+
+def _refuse_recipe(stack: str) -> None:
+    """Raises BadInput for the name of a recipe where that of a stack is expected."""
+    matrix = load_matrix()
+    names = {row.id: "verl" for row in matrix.launch_recipes} | {row.id: "roll" for row in matrix.roll_recipes}
+    if stack in names:
+        hint = Message("launch_roll.recipe-as-stack-hint", {"framework": names[stack], "recipe": stack})
+        raise BadInput(Message("launch_roll.unknown-stack", {"name": stack}), hint)
 
 
 def _with_release(request: Request, framework: str, release: str) -> tuple[Request, str]:

@@ -108,6 +108,16 @@ def test_a_misspelt_name_is_answered_with_the_nearest(render: Any, words: tuple[
     assert near in document["error"]["hint"]
 
 
+@pytest.mark.parametrize("words", [("--nodes", "2"), ("--for", "verl"), ("--for", "roll")])
+@pytest.mark.parametrize(("framework", "recipe"), [("verl", "grpo-qwen3-8b"), ("roll", "rlvr-math-qwen3-8b")])
+def test_a_recipe_in_a_stacks_place_is_told_as_one(
+    render: Any, framework: str, recipe: str, words: tuple[str, ...]
+) -> None:
+    code, document = render(*words, recipe)
+    assert code == 2
+    assert document["error"]["hint"] == sentence("launch_roll.recipe-as-stack-hint", framework=framework, recipe=recipe)
+
+
 @pytest.mark.parametrize(
     "words",
     [
