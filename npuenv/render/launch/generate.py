@@ -54,12 +54,16 @@ def launch(asked: LaunchOptions, stack: Stack, *, lang: str = "en") -> LaunchFil
     if asked.recipe not in {row.id for row in rows}:
         raise unknown(asked.recipe, known, "recipe")
     judged = judged_as(framework, asked.release)
-    made = launch_roll(asked, stack, lang) if framework == "roll" else launch_verl(asked, stack)
+    made = _launch(asked, stack, lang)
     pin = stack.pin("transformers")
     name = made.job.model.id.rstrip("/").rpartition("/")[2]
     missing = missing_model_type(name, pin.version if pin is not None else None, stack.framework, matrix)
-    notes = (missing, judged, _unusual(asked, made))
+    notes = (missing, judged, _unusual(asked, made, stack))
     return replace(made, options=asked, notes=(*(note for note in notes if note is not None), *made.notes))
+
+
+def _launch(asked: LaunchOptions, stack: Stack, lang: str = "en") -> LaunchFiles:
+    return launch_roll(asked, stack, lang) if stack.framework == "roll" else launch_verl(asked, stack)
 
 
 def _release_of(stack: Stack, matrix: Matrix) -> str:
@@ -70,20 +74,28 @@ def _release_of(stack: Stack, matrix: Matrix) -> str:
     return row.release
 
 
-def _unusual(asked: LaunchOptions, made: LaunchFiles) -> Message | None:
+def _unusual(asked: LaunchOptions, made: LaunchFiles, stack: Stack) -> Message | None:
     """Says it where the recipe's number of cards was taken and the hardware's nodes mostly have another."""
     cards = made.job.cards
     row = next((row for row in load_matrix().container_cards if row.hardware == cards.hardware), None)
-    if (
-        asked.cards_per_node is not None
-        or asked.cards_of_host is not None
-        or row is None
-        or not row.usual
-        or cards.per_node <= row.usual
-    ):
+    is_said = asked.cards_per_node is not None or asked.cards_of_host is not None
+    if is_said or row is None or not row.usual or cards.per_node == row.usual:
         return None
     args = {"cards": cards.per_node, "hardware": cards.hardware, "usual": row.usual}
-    return Message("launch_roll.unusual-cards", args)
+    if cards.per_node > row.usual:
+        return Message("launch_roll.unusual-cards", args)
+    words = (f"--cards-per-node {row.usual}", *_changes(replace(asked, cards_per_node=row.usual), stack))
+    return Message("launch_roll.idle-cards", {**args, "words": " ".join(words)})
+
+
+def _changes(asked: LaunchOptions, stack: Stack) -> tuple[str, ...]:
+    """The settings that a launch would be refused without, each as KEY=VALUE, as far as the refusal tells them."""
+    try:
+        _launch(asked, stack)
+    except BadInput as error:
+        changes = error.hint.args.get("changes") if error.hint is not None else None
+        return changes if isinstance(changes, tuple) else ()
+    return ()
 
 
 def refuse_contradiction(row: Recipe, framework: str | None, release: str | None) -> None:
