@@ -58,25 +58,6 @@ def test_two_nodes_get_the_scripts_of_ray_too(render: Any) -> None:
     assert {"ray_auto.sh", "ray_head.sh", "ray_worker.sh", "network.sh"} < set(document["files"])
 
 
-A3 = ("--for", "verl", "--hardware", "a3", "--cann", "8.5.0", "--arch", "aarch64", "--nodes", "2")
-MICRO_BATCH = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=10"
-
-
-def test_cards_that_the_recipe_leaves_idle_are_told_with_the_words_that_use_them(render: Any) -> None:
-    words = ("--cards-per-node", "16", MICRO_BATCH)
-    code, document = render(*A3)
-    args = {"cards": 8, "hardware": "a3", "usual": 16, "words": " ".join(words)}
-    assert (code, document["notes"]) == (0, [say(Message("launch_roll.idle-cards", args))])
-    code, document = render(*A3, *words, "--force")
-    assert (code, document["cards"]["per_node"], document["notes"]) == (0, 16, [])
-
-
-@pytest.mark.parametrize("words", [(*A3, "--cards-per-node", "8"), ("--for", "verl", "--hardware", "a2")])
-def test_cards_that_were_asked_for_or_are_usual_get_no_note(render: Any, words: tuple[str, ...]) -> None:
-    code, document = render(*words)
-    assert (code, document["notes"]) == (0, [])
-
-
 def test_what_does_not_fit_is_written_only_with_force(render: Any, tmp_path: Path) -> None:
     wide = ("--for", "roll", "--release", "0.3.0", "--recipe", "rlvr-qwen2.5-7b-2x8", "reference.infer_batch_size=64")
     code, document = render(*wide)
@@ -339,7 +320,7 @@ def test_recipes_that_are_not_rendered_are_not_listed(capsys: pytest.CaptureFixt
 @pytest.mark.one_in(4)
 def test_every_verl_recipe_is_rendered_or_refused_with_its_reason(render: Any, row: Any, release: str) -> None:
     code, document = render("--for", "verl", "--release", release, "--recipe", row.id)
-    names = {"recipe": row.id, "release": release, "script": row.script, "since": row.since, "until": row.until or "-"}
+    names = {"recipe": row.id, "release": release, "script": row.script, "since": row.since}
     if row.refused:
         assert (code, document["error"]["message"]) == (2, say(Message(row.refused, names)))
         assert "--list" in document["error"]["hint"]

@@ -33,6 +33,7 @@ from npuenv.render.launch.job import (
 from npuenv.render.launch.verl_job import (
     Paths,
     check,
+    check_layout,
     check_recipe,
     environment,
     for_release,
@@ -123,10 +124,13 @@ def _placement(asked: LaunchOptions, recipe: LaunchRecipe, job: Job) -> Placemen
     if recipe.entry == "sft":
         return _training_alone(asked, recipe, job.cards)
     chosen = chosen_placement(asked, job.cards)
+    layout = chosen.layout if chosen is not None else asked.layout
+    if layout is not None:
+        check_layout(recipe, layout)  # before cards are planned or counted for it
     if chosen is not None:
         # verl's reference works where training does.
         return chosen if asked.reference else replace(chosen, reference=chosen.train)
-    if recipe.infer_cards_per_node and asked.layout is None:
+    if recipe.infer_cards_per_node:
         return _generating_apart(recipe, job.cards)
     return plan(job, layout=asked.layout)
 
@@ -142,8 +146,10 @@ def _training_alone(asked: LaunchOptions, recipe: LaunchRecipe, cards: Cards) ->
 
 
 def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
-    """The last cards of every node generate, as the recipe was published."""
-    first = cards.per_node - recipe.infer_cards_per_node
+    """The last cards of every node generate: the share of them that the recipe was published with."""
+    first = cards.per_node - max(1, cards.per_node * recipe.infer_cards_per_node // recipe.cards_per_node)
+    if not first:
+        raise BadInput(Message("placement.too-few-cards", {"cards": cards.per_node}))
     train = tuple(card for card in range(cards.count) if card % cards.per_node < first)
     infer = tuple(card for card in range(cards.count) if card % cards.per_node >= first)
     return Placement(train, infer, train)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.matrix.rows import LaunchKey, LaunchRecipe
-    from npuenv.preflight.memory.types import Cards, Engine, Model, Placement
+    from npuenv.preflight.memory.types import Cards, Engine, Layout, Model, Placement
 
 
 V = TypeVar("V")
@@ -300,22 +300,30 @@ def check_recipe(recipe: LaunchRecipe, release: str) -> None:
         raise BadInput(Message(recipe.refused, names), Message("launch.refused-hint"))
     too_old = not versions.accepts(f">={recipe.since}", release)
     if too_old or (recipe.until and versions.accepts(f">={recipe.until}", release)):
-        names |= {"since": recipe.since, "until": recipe.until or "-"}
-        raise BadInput(Message("launch.not-in-release", names), Message("launch.not-in-release-hint", names))
+        names |= {"since": recipe.since, "until": recipe.until}
+        key = "launch.not-in-release-until" if recipe.until else "launch.not-in-release"
+        raise BadInput(Message(key, names), Message(f"{key}-hint", names))
 
 
 def _roles(placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
     noise = next((key for key in values if key.startswith("trainer.noise_injection")), None)
     if noise is not None:
         raise BadInput(Message("launch.noise-stock", {"recipe": recipe.id}), Message("launch.refused-hint"))
-    is_split = placement.layout == "split"
-    if recipe.entry != "sft" and is_split != (recipe.entry == "one-step-off"):
-        key = "launch.split-in-main" if is_split else "launch.colocated-one-step"
-        raise BadInput(Message(key, {"recipe": recipe.id}), Message(f"{key}-hint"))
+    check_layout(recipe, placement.layout)
     if recipe.entry == "main" and set(placement.train) != set(placement.infer):
         raise BadInput(Message("launch.overlap"), Message("launch.overlap-hint"))
     if values.get("algorithm.adv_estimator") == "gae" and recipe.algorithm != "ppo":
         raise BadInput(Message("launch.estimator", {"recipe": recipe.id}), Message("launch.estimator-hint"))
+
+
+def check_layout(recipe: LaunchRecipe, layout: Layout) -> None:
+    """Refuses a layout that the recipe's program does not have. Raises: BadInput."""
+    if recipe.entry == "sft" or (layout == "split") == (recipe.entry == "one-step-off"):
+        return
+    key = "launch.split-in-main" if layout == "split" else "launch.colocated-one-step"
+    other = next(row for row in load_matrix().launch_recipes if row.entry == "one-step-off")
+    args = {"recipe": recipe.id, "other": other.id, "since": other.since}
+    raise BadInput(Message(key, args), Message(f"{key}-hint", args))
 
 
 def _divides(what: str, whole: int, part: int) -> None:
