@@ -55,6 +55,18 @@ class _File(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
+class CardMemory(click.types.FloatParamType):
+    """GiB of a card; `name` as other programs list the option's values."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from npuenv.preflight.memory.types import read_memory
+
+        return read_memory(str(value))
+
+
 class HelpfulCommand(click.Command):
     """A command that lists its options in sections. What a metavar calls a file is completed as one."""
 

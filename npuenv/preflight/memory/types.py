@@ -26,6 +26,7 @@ Engine = Literal["fsdp", "fsdp2", "deepspeed-zero3"]
 Verdict = Literal["feasible", "tight", "infeasible", "unknown"]
 
 HCCL_BUFFER_MIB = 200  # where HCCL_BUFFSIZE is not set
+_MOST_GIB = 4096  # of a card; more is a number of MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,23 @@ def read_cards(text: str, most: int) -> list[int] | None:
             return None
         cards += [*range(first, min(last, most) + 1), *([last] if last > most else [])]
     return cards
+
+
+def read_memory(text: str) -> float:
+    """GiB of a card, with or without a unit, which GB and G mean too.
+
+    Raises: BadInput for what is no number, not above 0, or beyond every card.
+    Example: "64", "64G", "64GB" and "64 GiB" -> 64.0
+    """
+    number = re.sub(r"\s*g(?:i?b)?$", "", text.strip(), flags=re.IGNORECASE)
+    try:
+        found = float(number)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= _MOST_GIB:
+        hint = Message("launch_roll.no-memory-hint", {"most": _MOST_GIB})
+        raise BadInput(Message("launch_roll.no-memory", {"value": repr(text)}), hint)
+    return found
 
 
 _BIASED = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text")  # no key of theirs says so

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from npuenv.matrix.keys import defaults_of, known_releases, nearest_release
 from npuenv.preflight.composing import ReadOptions
 from npuenv.preflight.configs import short_name
 from npuenv.preflight.launch import Launch, LaunchSetting, Machine
-from npuenv.preflight.memory.types import Cards, Estimate, Job, Placement, read_cards, written_cards
+from npuenv.preflight.memory.types import Cards, Estimate, Job, Placement, read_cards, read_memory, written_cards
 from npuenv.preflight.reading import read_text, read_words
 from npuenv.preflight.rules import RULES, examine
 from npuenv.preflight.rules.cards import most_cards
@@ -86,9 +85,8 @@ def cards_of(asked: LaunchOptions, stack: Stack, published: Cards) -> Cards:
     for option, number in (("--cards-per-node", asked.cards_per_node), ("--nodes", asked.nodes)):
         if number is not None and number < 1:
             raise BadInput(Message("launch_roll.no-number", {"key": option, "value": number}))
-    if asked.card_memory_gib is not None and not 0 < asked.card_memory_gib < 4096:
-        args = {"value": json.dumps(asked.card_memory_gib)}
-        raise BadInput(Message("launch_roll.no-memory", args))
+    if asked.card_memory_gib is not None:
+        read_memory(str(asked.card_memory_gib))
     hardware = stack.platform.hardware or published.hardware
     most = most_cards(hardware)
     if most and asked.cards_per_node and asked.cards_per_node > most:

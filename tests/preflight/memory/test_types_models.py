@@ -11,7 +11,7 @@ import pytest
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory import find_model, model_from
-from npuenv.preflight.memory.types import count
+from npuenv.preflight.memory.types import count, read_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,3 +143,15 @@ def test_a_count_that_is_none_names_its_key(tmp_path: Path, value: object) -> No
 def test_a_mixture_of_two_kinds_of_attention_has_no_formula(tmp_path: Path) -> None:
     with pytest.raises(CannotTell):
         model_from(config(tmp_path, **QWEN3_8B, layer_types=["linear_attention", "full_attention"]))
+
+
+@pytest.mark.parametrize("text", ["64", "64.0", "64G", "64GB", "64gib", " 64 GiB "])
+def test_the_memory_of_a_card_may_have_a_unit(text: str) -> None:
+    assert read_memory(text) == 64.0
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "65536", "65536MB", "64T", "GB", "lots"])
+def test_what_is_no_memory_of_a_card_is_answered_with_unit_and_limit(text: str) -> None:
+    with pytest.raises(BadInput, match=r"launch_roll\.no-memory") as raised:
+        read_memory(text)
+    assert raised.value.hint is not None and raised.value.hint.args == {"most": 4096}
