@@ -231,6 +231,8 @@ def _leftovers(context: Context, found: Processes) -> CheckResult:
 
 def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     """`is_noted`: the session knows of a cluster, so that a node of it may be needed."""
+    if process.is_half_dead and process.parent != 1:  # a worker that exits is so for a moment, under a living parent
+        return not any(each.pid == process.parent and not each.is_zombie for each in found.ours)
     if process.is_zombie or process.parent != 1:
         return False
     if process.name in _RAY_SERVERS:

@@ -155,7 +155,12 @@ def test_leftovers_are_ended_by_their_numbers_and_only_by_the_user() -> None:
     )
     cure = find(change(HEALTHY), "machine.leftovers").fix
     assert cure is not None and cure.is_dangerous and not cure.is_automatic
-    assert cure.commands == (("kill", "88120", "90010"),)
+    assert cure.commands == (("kill", "88120", "88121", "90010"),)
+
+
+def test_a_worker_that_exits_under_its_living_raylet_is_no_leftover() -> None:
+    change = table((1382, 17792, "Sl", "raylet"), (1639, 1382, "ZNl", "ray::WorkerActo"))
+    assert find(change(HEALTHY), "machine.leftovers").status is OK
 
 
 @pytest.mark.parametrize(("server", "status"), [("raylet", OK), ("sshd", WARN)])

@@ -330,7 +330,12 @@ class Process(NamedTuple):
 
     @property
     def is_zombie(self) -> bool:
-        return self.stat.startswith("Z")  # Zl too, as a worker with threads is for a moment when it exits
+        return self.stat.startswith("Z")
+
+    @property
+    def is_half_dead(self) -> bool:
+        """True when the main thread has ended and others live on: it still holds its memory and its cards."""
+        return self.is_zombie and "l" in self.stat
 
 
 @dataclass(frozen=True, slots=True)
