@@ -55,16 +55,19 @@ class _File(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-class CardMemory(click.types.FloatParamType):
-    """GiB of a card; `name` as other programs list the option's values."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+class _CardMemory(click.types.FloatParamType):
+    """GiB of a card, with or without the unit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         from npuenv.preflight.memory.types import read_memory
 
         return read_memory(str(value))
+
+
+def card_memory_option(default: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--card-memory`; `default`: what help says of a run without it."""
+    about = f"Memory per card, at most 4096{default}."
+    return click.option("--card-memory", "card_memory_gib", type=_CardMemory(), metavar="GIB", help=about)
 
 
 class HelpfulCommand(click.Command):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import FILE, CardMemory, HelpfulCommand, Ui, common_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, card_memory_option, common_options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.terminal.options import chosen_format
@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--cards-per-node", type=click.IntRange(1, 4096), metavar="N", help="Cards per node.")
 @click.option("--nodes", type=click.IntRange(1, 100_000), metavar="N", help="Number of nodes.")
-@click.option(
-    "--card-memory",
-    "card_memory_gib",
-    type=CardMemory("float range"),
-    metavar="GIB",
-    help="Memory per card, at most 4096.",
-)
+@card_memory_option()
 @click.option(
     "--here/--elsewhere", "is_here", default=False, help="The launch runs on this machine: also check its paths."
 )

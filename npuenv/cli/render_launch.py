@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app, report
-from npuenv.cli.common import FILE, CardMemory, HelpfulCommand, Ui, common_options, request_options
+from npuenv.cli.common import FILE, HelpfulCommand, Ui, card_memory_option, common_options, request_options
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -39,13 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--layout", type=click.Choice(("split", "colocated")), help="Train and generate on separate or on the same cards."
 )
-@click.option(
-    "--card-memory",
-    "card_memory_gib",
-    type=CardMemory("float"),
-    metavar="GIB",
-    help="Memory per card, at most 4096 (default: 64).",
-)
+@card_memory_option(" (default: 64)")
 @click.option("--head", default="", metavar="ADDR", help="Address of the head node.")
 @click.option(
     "--allow-local-code", "allows_local_code", is_flag=True, help="Let rewards run model-written code on the nodes."
