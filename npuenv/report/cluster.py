@@ -418,7 +418,7 @@ def _with_failure(report: NodeReport) -> tuple[Finding, ...]:
 def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
     """The findings with these statuses; those with the same sentence and fix are one, with all their nodes."""
     groups = by_key(
-        ((finding.check, finding.status, say(finding.says, "en"), _cure_of(finding)), (finding, report.node.name))
+        ((finding.check, finding.status, say(finding.says, "en"), _fix_key(finding)), (finding, report.node.name))
         for report in nodes
         for finding in report.findings
         if finding.status in statuses
@@ -426,8 +426,8 @@ def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PRO
     return [replace(group[0][0], nodes=tuple(name for _, name in group)) for group in groups.values()]
 
 
-def _cure_of(finding: Finding) -> object:
-    """What a node is told to do, as a key."""
+def _fix_key(finding: Finding) -> object:
+    """What a node is to do, as a key."""
     fix = finding.fix
     return (say(fix.says, "en"), fix.commands) if fix else None
 
